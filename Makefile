@@ -1,0 +1,48 @@
+# Everything here works on a fresh machine: the first target that needs it makes .venv.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Which build of torch; see "Choosing torch" in README.md.
+TORCH ?= torch==2.13.0
+SOURCES := hpc_resume tests
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow check format clean
+
+help:  ## Say what can be made.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
+
+venv: $(STAMP)  ## Make .venv with everything in it.
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+demo: $(STAMP)  ## Train a small model whose loss spikes on purpose, and see it recover.
+	rm -rf runs/quickstart
+	$(BIN)/python -m hpc_resume submit configs/quickstart.yaml
+
+test: $(STAMP)  ## Run the tests that a newcomer runs.
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(STAMP)  ## Run the tests that take minutes each.
+	$(PYTEST) -m slow
+
+check: $(STAMP)  ## Check format, lint, types, layers and links; change nothing.
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; false; }
+	$(PYTEST) -q tests/test_documents.py
+
+format: $(STAMP)  ## Bring the code into format and renew generated pages.
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/python -m hpc_resume.config.reference > docs/configuration.md
+
+clean:  ## Remove what was made here, except runs.
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
