@@ -1,0 +1,196 @@
+"""The one rule function: policy, history and the newest event in, a decision out."""
+
+from __future__ import annotations
+
+from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.decisions import Action, Budget, Decision, Plan, StopOutcome
+from hpc_resume.recovery.history import History
+from hpc_resume.recovery.policy import Policy
+
+Trigger = ev.AttemptEnded | ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | None
+
+
+def decide(policy: Policy, history: History, event: Trigger) -> Decision:
+    """Decide what follows from `event`, which is already part of `history`.
+
+    `None` asks what a supervisor does that finds nothing left to react to: the first start, or a resubmission.
+    """
+    if history.cancelled:
+        return _stop(history, "cancelled", "cancelled by a person", "cancelled")
+    match event:
+        case None:
+            return _start(history)
+        case ev.LossIncident():
+            return _loss(policy, history, event)
+        case ev.CheckpointRejected():
+            return _rejected(history, event)
+        case ev.SaveFailed():
+            return _save_failed(policy, history, event)
+        case ev.AttemptEnded():
+            return _ended(policy, history, event)
+
+
+def _start(history: History) -> Decision:
+    if history.finished is not None:
+        return _stop(history, "finished", f"finished at step {history.finished.step}", "finished")
+    if history.resubmitted or history.attempts:
+        return _go_on(history, "resubmitted", "sent again by a person", action="launch")
+    return _go_on(history, "first start", "nothing was trained yet", action="launch")
+
+
+def _ended(policy: Policy, history: History, event: ev.AttemptEnded) -> Decision:
+    match event.cause:
+        case "finished":
+            return _stop(history, "finished", event.message, "finished")
+        case "cancelled":
+            return _stop(history, "cancelled", event.message, "cancelled")
+        case "terminated":
+            return _stop(history, "asked to stop", event.message, "stopped")
+        case "input":
+            return _stop(history, "input", event.message, "failed")
+        case "deadline":
+            return _go_on(history, "out of time", event.message, action="requeue")
+        case "preempted":
+            return _go_on(history, "preempted", event.message, action="requeue")
+        case "node":
+            perturb = "node" in policy.perturb_on
+            return _go_on(
+                history,
+                "node lost",
+                event.message,
+                action="requeue",
+                perturb=perturb,
+                spend=("node", policy.node_budget),
+            )
+        case "decided":
+            raise ValueError("the workers left because of a decision: carry that one out instead")
+        case "crash" | "hang" | "out_of_memory":
+            return _crashed(policy, history, event)
+
+
+def _crashed(policy: Policy, history: History, event: ev.AttemptEnded) -> Decision:
+    if len(history.crashes) > 1 and event.cause != "hang" and history.crashes[-1] == history.crashes[-2]:
+        if event.cause == "out_of_memory":
+            reason = f"out of memory twice at the same place: {event.message}; use smaller micro batches or more ranks"
+            return _stop(history, "out of memory", reason, "failed")
+        step = history.crashes[-1][2]
+        reason = f"the same failure twice since the checkpoint at step {step}: {event.message}"
+        return _stop(history, "same crash twice", reason, "failed")
+    rule = {"crash": "crash", "hang": "hang", "out_of_memory": "out of memory"}[event.cause]
+    return _go_on(history, rule, event.message, action="requeue", spend=("crash", policy.crash_budget))
+
+
+def _loss(policy: Policy, history: History, event: ev.LossIncident) -> Decision:
+    last_safe_step = event.onset_step - policy.rollback_margin_steps
+    before = [c for c in history.lineage if c.step <= last_safe_step]
+    certified = [c for c in before if c.name in history.certified]
+    # Without a certified one, a candidate from before the onset is worth more than the way back to the start.
+    choice = certified or before
+    newest = choice[-1].step if choice else 0
+    used = 1 if newest > history.high_water_step else history.used.get("loss", 0) + 1
+    if used > policy.loss_budget:
+        return _spent(history, "loss", policy.loss_budget, event.message)
+    depth = min(used, len(choice))
+    return _resume(
+        history,
+        choice[-depth] if choice else None,
+        rule="loss incident",
+        reason=event.message,
+        action="requeue",
+        perturb="loss" in policy.perturb_on,
+        budget="loss",
+        used=used,
+    )
+
+
+def _rejected(history: History, event: ev.CheckpointRejected) -> Decision:
+    return _go_on(history, "checkpoint rejected", f"{event.name}: {event.reason}", action="rollback")
+
+
+def _save_failed(policy: Policy, history: History, event: ev.SaveFailed) -> Decision:
+    if history.saves_failed > policy.save_budget:
+        reason = f"{history.saves_failed} saves in a row failed: {event.message}"
+        return _stop(history, "saves keep failing", reason, "failed")
+    return Decision(
+        number=history.next_decision,
+        action="continue",
+        rule="save failed",
+        reason=event.message,
+        budget="save",
+        used=history.saves_failed,
+    )
+
+
+def _go_on(
+    history: History,
+    rule: str,
+    reason: str,
+    *,
+    action: Action,
+    perturb: bool = False,
+    spend: tuple[Budget, int] | None = None,
+) -> Decision:
+    """Go on from the newest committed checkpoint of the current branch, within the budget if one is named."""
+    newest = history.lineage[-1] if history.lineage else None
+    budget, used = None, 0
+    if spend is not None:
+        budget, allowed = spend
+        progress = newest is not None and newest.step > history.high_water_step
+        used = 1 if progress else history.used.get(budget, 0) + 1
+        if used > allowed:
+            return _spent(history, budget, allowed, reason)
+    return _resume(history, newest, rule=rule, reason=reason, action=action, perturb=perturb, budget=budget, used=used)
+
+
+def _resume(
+    history: History,
+    checkpoint: ev.Checkpoint | None,
+    *,
+    rule: str,
+    reason: str,
+    action: Action,
+    perturb: bool,
+    budget: Budget | None,
+    used: int,
+) -> Decision:
+    if checkpoint is None and history.rejected:
+        text = f"none of the saved checkpoints can be loaded (newest: {history.rejected[-1]}); {reason}"
+        return _stop(history, "no checkpoint left", text, "failed")
+    step = checkpoint.step if checkpoint else 0
+    leaves_steps_behind = any(c.step > step for c in history.lineage)
+    plan = Plan(
+        checkpoint=checkpoint.name if checkpoint else None,
+        step=step,
+        position=checkpoint.position if checkpoint else 0,
+        branch=history.branch + (1 if perturb or leaves_steps_behind else 0),
+        perturb=perturb,
+        lr_factor=history.lr_factor,
+    )
+    return Decision(
+        number=history.next_decision, action=action, rule=rule, reason=reason, plan=plan, budget=budget, used=used
+    )
+
+
+def _spent(history: History, budget: Budget, allowed: int, reason: str) -> Decision:
+    text = f"the {budget} budget is spent ({allowed} in a row without progress); last: {reason}"
+    return _stop(history, "budget spent", text, "failed", budget=budget, used=allowed)
+
+
+def _stop(
+    history: History,
+    rule: str,
+    reason: str,
+    outcome: StopOutcome,
+    *,
+    budget: Budget | None = None,
+    used: int = 0,
+) -> Decision:
+    return Decision(
+        number=history.next_decision,
+        action="stop",
+        rule=rule,
+        reason=reason,
+        outcome=outcome,
+        budget=budget,
+        used=used,
+    )
