@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_resume.config.check import check_before_submit
+from hpc_resume.config.load import load_config
+from hpc_resume.errors import ConfigError
+
+
+def prepared(folder: Path, *overrides: str) -> None:
+    (folder / "data.txt").write_text("word " * 1000)
+    (folder / "empty.txt").write_text("")
+    (folder / "model").mkdir()
+    path = folder / "c.yaml"
+    path.write_text("data: {paths: [data.txt], sequence_tokens: 16}\n")
+    check_before_submit(load_config(path, overrides))
+
+
+def test_a_run_that_can_start_passes(tmp_path: Path) -> None:
+    prepared(tmp_path)
+
+
+BAD = {
+    "no data": (["data.paths=[]"], "data.paths is empty"),
+    "missing data": (["data.paths=[/nowhere/x.txt]"], "/nowhere/x.txt"),
+    "empty data": (["data.paths=[{}/empty.txt]"], "empty"),
+    "too little data for a batch": (["training.micro_batch_size=100000"], "too little data for one batch"),
+    "a contradiction with DeepSpeed": (["training.deepspeed={{gradient_clipping: 7}}"], "gradient_clipping is 7"),
+    "a missing model": (
+        ["model.name_or_path=./nowhere", "model.config={{}}"],
+        "nowhere, which does not exist on this machine",
+    ),
+    "a folder that is no model": (["model.name_or_path={}/model"], "/model, which has no config.json"),
+    "a tokenizer that is a file": (
+        ["model.tokenizer={}/data.txt", "model.config.model_type=llama"],
+        "data.txt, which is not a folder",
+    ),
+    "one run of a sweep": (
+        ["sweep.training.micro_batch_size=[1,100000]"],
+        "(in the run of the sweep with training.micro_batch_size=100000)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "expected"), BAD.values(), ids=BAD)
+def test_what_would_fail_at_the_start_is_refused_before(tmp_path: Path, overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, *(override.format(tmp_path) for override in overrides))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
