@@ -1,0 +1,208 @@
+"""Writing and loading checkpoints of a DeepSpeed engine: the commit protocol.
+
+Every rank writes, syncs and digests its own files; one gather of these lists proves that all of them are durable;
+rank 0 writes the manifest and renames it into place. That rename is the commit. DeepSpeed's own `latest` file is
+neither written nor read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_resume.checkpoints import catalog
+from hpc_resume.checkpoints.catalog import FileEntry, Manifest
+from hpc_resume.errors import CheckpointError
+from hpc_resume.journal.writer import sync_folder
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be written on at least one rank; raised on all of them, and nothing was committed."""
+
+
+class _KeepErrors:
+    """Stand between DeepSpeed and its checkpoint engine, and keep what fails for later.
+
+    `save_checkpoint` has barriers after its writes: a rank that left it early by an exception would leave the
+    others waiting there until the collective's time-out.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.error: Exception | None = None
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._inner.save(*args, **kwargs)
+        except (OSError, RuntimeError) as error:
+            self.error = self.error or error
+            return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class CheckpointStore:
+    """Saves and loads the state of one DeepSpeed engine; every method is called by all ranks together."""
+
+    def __init__(self, folder: Path, engine: Any, group: dist.ProcessGroup | None) -> None:
+        """Work in `folder`, with `group` (on the CPU) for the ranks' agreement."""
+        self._folder = folder
+        self._engine = engine
+        self._group = group
+        self._rank = dist.get_rank()
+        self._world_size = dist.get_world_size()
+
+    def save(self, manifest: Manifest, rank_state: dict[str, Any], before_commit: Callable[[], None]) -> Manifest:
+        """Write a new checkpoint and commit it; return its manifest with the list of files.
+
+        `before_commit` runs on rank 0 just before the rename and may raise to prevent it.
+
+        Raises:
+            SaveError: on every rank, if any of them failed; the folder stays uncommitted.
+        """
+        name = manifest.checkpoint.name
+        files, problem = self._write(name, rank_state)
+        gathered = self._gather((files, problem))
+        problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(gathered) if text]
+        complete: Manifest | None = None
+        if self._rank == 0 and not problems:
+            merged = {file: entry for entries, _ in gathered for file, entry in entries.items()}
+            complete = dataclasses.replace(manifest, files=merged)
+            text = _missing_files(complete) or self._commit(complete, before_commit)
+            problems = [f"rank 0: {text}"] if text else []
+        problems, complete = self._from_rank_0((problems, complete))
+        if problems or complete is None:
+            raise SaveError(f"checkpoint {name} was not committed: {'; '.join(problems)}")
+        return complete
+
+    def load(self, manifest: Manifest) -> dict[str, Any]:
+        """Verify a checkpoint on all ranks, load it, and return this rank's own state.
+
+        Raises:
+            CheckpointError: on every rank, if any of them found damage or failed to load.
+        """
+        name = manifest.checkpoint.name
+        self._agree(name, self._check_fits(manifest) or catalog.find_damage(self._folder, manifest, self._rank))
+        state: dict[str, Any] = {}
+        problem = None
+        try:
+            path, _ = self._engine.load_checkpoint(str(self._folder), tag=name)
+            if path is None:
+                problem = "DeepSpeed found nothing to load"
+            state = torch.load(self._folder / name / _rank_file(self._rank), map_location="cpu", weights_only=False)
+            found = int(self._engine.global_steps)
+            if problem is None and found != manifest.checkpoint.step:
+                problem = f"DeepSpeed loaded step {found}, the manifest says {manifest.checkpoint.step}"
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._agree(name, problem)
+        return state
+
+    def _write(self, name: str, rank_state: dict[str, Any]) -> tuple[dict[str, FileEntry], str | None]:
+        folder = self._folder / name
+        # The folder is made, and agreed upon, before DeepSpeed's barriers: see _KeepErrors.
+        problem = _attempt(lambda: folder.mkdir(parents=True, mode=0o700)) if self._rank == 0 else None
+        problem = self._from_rank_0(problem)
+        if problem:
+            return {}, problem
+        keeper = _KeepErrors(self._engine.checkpoint_engine)
+        self._engine.checkpoint_engine = keeper
+        try:
+            self._engine.save_checkpoint(str(self._folder), tag=name, client_state={}, save_latest=False)
+        finally:
+            self._engine.checkpoint_engine = keeper._inner
+        if keeper.error is not None:
+            return {}, str(keeper.error)
+        files: dict[str, FileEntry] = {}
+
+        def finish() -> None:
+            torch.save(rank_state, folder / _rank_file(self._rank))
+            for path in sorted(folder.iterdir()):
+                if catalog.owned_by(path.name, self._rank):
+                    _sync_file(path)
+                    files[path.name] = catalog.digest_file(path)
+
+        problem = _attempt(finish)
+        return files, problem
+
+    def _commit(self, manifest: Manifest, before_commit: Callable[[], None]) -> str | None:
+        folder = self._folder / manifest.checkpoint.name
+        temporary = folder / f".{catalog.MANIFEST}.tmp"
+
+        def commit() -> None:
+            temporary.write_text(manifest.to_json(), encoding="utf-8")
+            _sync_file(temporary)
+            sync_folder(folder)
+            before_commit()
+            temporary.rename(folder / catalog.MANIFEST)
+            sync_folder(folder)
+            sync_folder(self._folder)
+
+        return _attempt(commit)
+
+    def _check_fits(self, manifest: Manifest) -> str | None:
+        if manifest.world_size != self._world_size:
+            return f"it was saved by {manifest.world_size} ranks, this attempt has {self._world_size}"
+        stage = int(self._engine.zero_optimization_stage())
+        if manifest.zero_stage != stage:
+            return f"it was saved with ZeRO {manifest.zero_stage}, this attempt uses ZeRO {stage}"
+        return None
+
+    def _agree(self, name: str, problem: str | None) -> None:
+        problems = [f"rank {rank}: {text}" for rank, text in enumerate(self._gather(problem)) if text]
+        if problems:
+            raise CheckpointError(f"checkpoint {name} can't be used: {'; '.join(problems)}")
+
+    def _gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self._world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _from_rank_0(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+
+def _missing_files(manifest: Manifest) -> str | None:
+    """Compare the files with what this ZeRO stage writes on this many ranks."""
+    names = set(manifest.files)
+    ranks = range(manifest.world_size)
+    expected = [_rank_file(rank) for rank in ranks]
+    if manifest.zero_stage < 3:
+        expected.append("mp_rank_00_model_states.pt")
+    else:
+        expected.extend(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks)
+    missing = [name for name in expected if name not in names]
+    if manifest.zero_stage > 0:
+        suffixes = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in ranks]
+        missing.extend(s for s in suffixes if not any(name.endswith(s) for name in names))
+    return f"DeepSpeed did not write {', '.join(missing)}" if missing else None
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank:04d}.pt"
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _attempt(action: Callable[[], object]) -> str | None:
+    """Do it, or return what went wrong in words: a rank that failed still takes part in the gather."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None

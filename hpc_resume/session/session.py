@@ -1,0 +1,328 @@
+"""The object that a training loop talks to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.data_order import DataOrder, rank_share
+from hpc_resume.errors import CheckpointError
+from hpc_resume.journal.folder import RunFolder
+from hpc_resume.journal.order import segments_in_force
+from hpc_resume.monitor import Monitor, Observation, Verdict
+from hpc_resume.recovery import Decision, decide
+from hpc_resume.recovery import events as ev
+from hpc_resume.session import random_state
+from hpc_resume.session.agreement import Agreement, PendingReduction, Reduced
+from hpc_resume.session.faults import FaultInjector
+from hpc_resume.session.recorder import Recorder
+from hpc_resume.session.saver import Saver
+
+
+class Stateful(Protocol):
+    """Anything of the user's whose state belongs into a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take the state back."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    step: int
+    start_position: int
+    position: int
+    learning_rate: float
+    seconds: float
+
+
+class Session:
+    """Carries one attempt of a run from where it resumes to where it ends.
+
+    A loop calls `resume` once, takes its samples from `batches`, and calls `step` after every optimizer step until
+    `running` is false. All ranks call all methods, in the same order.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        attempt: int,
+        config: RunConfig,
+        engine: Any,
+        num_samples: int,
+        stop_requested: Callable[[], bool],
+        poison: Callable[[], None] = lambda: None,
+        weights_at_risk: bool = False,
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        """Join the other ranks; the process group must be up and `engine` be a DeepSpeed engine.
+
+        `num_samples` is the size of the data set; `stop_requested` says whether this rank was asked to leave;
+        `weights_at_risk` says that nothing keeps non-finite gradients from the weights.
+
+        Raises:
+            TrainerError: the data set is not the one that the run began with.
+        """
+        self._config = config
+        self._stop_requested = stop_requested
+        self._weights_at_risk = weights_at_risk
+        self._agreement = Agreement()
+        self._recorder = Recorder(folder, attempt, config, self._agreement, num_samples)
+        self._saver = Saver(folder, self._recorder, self._agreement, engine)
+        self._faults = FaultInjector(config.faults, self._agreement.rank, poison)
+        self._stateful = dict(stateful or {})
+        self._num_samples = num_samples
+        self._monitor = Monitor(config.monitor)
+        self._order = DataOrder(num_samples, config.seed)
+        self._pending: tuple[_Step, PendingReduction] | None = None
+        self._decision: Decision | None = None
+        self._stop_agreed = False
+        self._saved_step = -1
+        self._loss = float("nan")
+        self._last_edge = time.monotonic()
+        self.completed_steps = 0
+        self.position = 0
+        self.running = True
+        self.reached_end = False
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate of the next step is to be multiplied by."""
+        return self._recorder.history.lr_factor * self._faults.lr_factor(self.completed_steps + 1)
+
+    def resume(self) -> None:
+        """Load what the newest decision says; fall back to older checkpoints together, and never to nothing."""
+        self._recorder.phase("load")
+        while self.running:
+            plan = self._recorder.history.plan_decision.plan
+            assert plan is not None  # plan_decision has one by construction
+            segments = segments_in_force(self._recorder.history)
+            self._order = DataOrder(self._num_samples, self._config.seed, segments)
+            self._monitor = Monitor(self._config.monitor)
+            self.completed_steps, self.position = plan.step, plan.position
+            self._saved_step = plan.step if plan.checkpoint else -1
+            rank = self._agreement.rank
+            if plan.checkpoint is None:
+                random_state.reseed("model", self._config.seed, rank, segments[-1].number if segments else 0)
+                break
+            try:
+                state = self._saver.load(plan.checkpoint, segments)
+            except CheckpointError as error:
+                self._saver.reject(plan.checkpoint, str(error))
+                self._decide(ev.CheckpointRejected(name=plan.checkpoint, reason=str(error)))
+                continue
+            self._restore(state)
+            if segments and segments[-1].start == plan.position:
+                # Saved before the order changed here: what is drawn from here on changes with it.
+                random_state.reseed("model", self._config.seed, rank, segments[-1].number)
+            break
+        plan = self._recorder.history.plan_decision.plan
+        if self.running and plan is not None:
+            first, _ = self._order.take(self.position, min(8, self._num_samples))
+            self._recorder.resumed(plan.checkpoint, self.completed_steps, self.position, tuple(first))
+            self.running = self.completed_steps < self._config.training.steps
+            self.reached_end = not self.running
+            self._inject()
+        self._recorder.phase("first step")
+        self._last_edge = time.monotonic()
+
+    def batches(self) -> Iterator[list[int]]:
+        """Yield this rank's sample ids, one micro batch at a time, from where the training stands; endless."""
+        position = self.position
+        batch = self._config.global_batch_size
+        micro = self._config.training.micro_batch_size
+        while True:
+            samples, position = self._order.take(position, batch)
+            yield from rank_share(samples, self._agreement.rank, self._agreement.world_size, micro)
+
+    def step(
+        self, loss: Any, *, grad_norm: float | None = None, skipped: bool = False, learning_rate: float = 0.0
+    ) -> bool:
+        """Note one finished optimizer step; return whether the loop goes on.
+
+        `loss` is this rank's mean over its micro batches, a float or a scalar tensor that is not waited for;
+        `grad_norm` and `skipped` are the framework's global ones.
+        """
+        now = time.monotonic()
+        self.completed_steps += 1
+        start, self.position = self.position, self._order.advance(self.position, self._config.global_batch_size)
+        entry = _Step(
+            step=self.completed_steps,
+            start_position=start,
+            position=self.position,
+            learning_rate=learning_rate,
+            seconds=now - self._last_edge,
+        )
+        reduction = self._agreement.start_reduce(loss, grad_norm, skipped, self._stop_requested())
+        self._read_pending()
+        self._pending = (entry, reduction)
+        self._at_edge()
+        self._last_edge = time.monotonic()
+        return self.running
+
+    def finish(self, weights_digest: str, model: str) -> None:
+        """Record that the run is done and its result written; only after `reached_end`."""
+        self._recorder.record(
+            ev.RunFinished(
+                attempt=self._recorder.attempt,
+                step=self.completed_steps,
+                position=self.position,
+                loss=self._loss,
+                weights_digest=weights_digest,
+                model=model,
+            )
+        )
+
+    def announce(self, phase: str) -> None:
+        """Say that something long begins, so that silence is not taken for a hang."""
+        self._recorder.phase(phase)
+
+    def close(self) -> None:
+        """Bring everything to disk; the last call."""
+        self._recorder.close()
+
+    def _at_edge(self) -> None:
+        at_end = self.completed_steps >= self._config.training.steps
+        due = self.completed_steps % self._config.checkpoints.interval_steps == 0
+        if self._decision is None and (at_end or due or self._stop_agreed):
+            # Nothing is saved, and nothing is called a result, before this step's own loss was seen.
+            self._read_pending()
+            if at_end and self._decision is None:
+                self._heed(self._monitor.close())
+        if self._decision is not None:
+            self.running = False
+        elif at_end:
+            self._save()
+            self.running = self._decision is None and self.running
+            self.reached_end = self.running
+            self.running = False
+        elif self._stop_agreed:
+            self._save()
+            saved = self._recorder.history.lineage[-1].name if self._saved_step == self.completed_steps else None
+            self._recorder.record(
+                ev.StopAgreed(attempt=self._recorder.attempt, step=self.completed_steps, checkpoint=saved)
+            )
+            self.running = False
+        else:
+            if due:
+                self._save()
+            if self.running:
+                self._inject()
+
+    def _read_pending(self) -> None:
+        if self._pending is None:
+            return
+        (entry, reduction), self._pending = self._pending, None
+        seen = reduction.read()
+        self._loss = seen.loss
+        self._stop_agreed = self._stop_agreed or seen.stop
+        segments = self._order.segments
+        self._recorder.step(
+            step=entry.step,
+            branch=self._recorder.history.branch,
+            order=segments[-1].number if segments else 0,
+            loss=seen.loss,
+            grad_norm=seen.grad_norm,
+            lr=entry.learning_rate,
+            samples=entry.position,
+            step_s=round(entry.seconds, 6),
+        )
+        if self._decision is None:
+            self._watch(entry, seen)
+
+    def _watch(self, entry: _Step, seen: Reduced) -> None:
+        if seen.skipped:
+            self._recorder.record(ev.StepSkipped(attempt=self._recorder.attempt, step=entry.step))
+        verdict = self._monitor.observe(
+            Observation(
+                step=entry.step,
+                start_position=entry.start_position,
+                position=entry.position,
+                loss=seen.loss,
+                grad_norm=seen.grad_norm,
+                skipped=seen.skipped,
+                weights_at_risk=self._weights_at_risk,
+            )
+        )
+        self._heed(verdict)
+        if verdict is None and not self._monitor.pending and not seen.skipped:
+            self._recorder.certify(entry.step)
+
+    def _heed(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        attempt = self._recorder.attempt
+        if not verdict.is_incident:
+            self._recorder.record(
+                ev.NearMiss(
+                    attempt=attempt,
+                    detector=verdict.detector,
+                    onset_step=verdict.onset_step,
+                    step=verdict.step,
+                    message=verdict.message,
+                    numbers=verdict.numbers,
+                )
+            )
+            return
+        self._decide(
+            ev.LossIncident(
+                attempt=attempt,
+                detector=verdict.detector,
+                onset_step=verdict.onset_step,
+                onset_position=verdict.onset_position,
+                step=verdict.step,
+                position=verdict.position,
+                message=verdict.message,
+                numbers=verdict.numbers,
+            )
+        )
+
+    def _decide(self, event: ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed) -> None:
+        """Record the event, decide on rank 0, record the decision, and let every rank know it."""
+        self._recorder.record(event)
+        decision = self._agreement.from_rank_0(decide(self._config.recovery, self._recorder.history, event))
+        self._recorder.record(ev.Decided(decision=decision))
+        if decision.action in ("requeue", "stop"):
+            self._decision = decision
+            self.running = False
+
+    def _save(self) -> None:
+        if self._saved_step == self.completed_steps:
+            return
+        own = {
+            "step": self.completed_steps,
+            "position": self.position,
+            "random": random_state.capture(),
+            "monitor": self._monitor.state_dict(),
+            "stateful": {name: item.state_dict() for name, item in self._stateful.items()},
+        }
+        failure = self._saver.save(
+            self.completed_steps, self.position, self._order.segments, own, self._faults.before_commit
+        )
+        if failure is None:
+            self._saved_step = self.completed_steps
+        else:
+            self._decide(failure)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        random_state.restore(state["random"])
+        self._monitor.load_state_dict(state["monitor"])
+        for name, item in self._stateful.items():
+            item.load_state_dict(state["stateful"][name])
+
+    def _inject(self) -> None:
+        step = self.completed_steps + 1
+        for index, fault in self._faults.due(self._recorder.history, step):
+            self._recorder.record(
+                ev.FaultInjected(attempt=self._recorder.attempt, index=index, fault=fault.kind, step=step)
+            )
+            self._agreement.barrier()
+            self._faults.set_off(fault, self._recorder.supervisor_pid)

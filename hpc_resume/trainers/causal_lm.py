@@ -1,0 +1,112 @@
+"""The built-in trainer: next-token prediction with any causal language model of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_resume.config.deepspeed_json import resolve_deepspeed
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.journal.folder import RunFolder
+from hpc_resume.session import Session
+from hpc_resume.trainers.engine import (
+    Engine,
+    build_engine,
+    close_engine,
+    get_learning_rate,
+    protects_weights,
+    set_learning_rate,
+    step_health,
+)
+from hpc_resume.trainers.export import export_model, weights_digest
+from hpc_resume.trainers.model import Model, build_model
+from hpc_resume.trainers.schedule import learning_rate
+from hpc_resume.trainers.token_blocks import TokenBlocks, prepare_token_blocks
+
+
+def train_causal_lm(folder: RunFolder, attempt: int, config: RunConfig, stop_requested: Callable[[], bool]) -> None:
+    """Train one attempt, from where the journal says to where it ends.
+
+    Raises:
+        TrainerError: model, data or settings can't be used.
+    """
+    deepspeed = resolve_deepspeed(config.training.deepspeed, config)
+    engine = build_engine(config, deepspeed, lambda: _make_model(folder, config))
+    blocks = TokenBlocks.open(folder.data)
+    session = Session(
+        folder=folder,
+        attempt=attempt,
+        config=config,
+        engine=engine,
+        num_samples=len(blocks),
+        stop_requested=stop_requested,
+        poison=lambda: _poison(engine),
+        weights_at_risk=not protects_weights(engine),
+    )
+    session.resume()
+    batches = _loader(blocks, session, config, engine.device)
+    while session.running:
+        _train_step(engine, batches, session, config)
+    del batches
+    if session.reached_end:
+        session.announce("export")
+        export_model(engine, config.model.tokenizer, folder.model)
+        session.finish(weights_digest(engine), str(folder.model))
+    session.close()
+    close_engine()
+
+
+def _train_step(
+    engine: Engine, batches: Iterator[dict[str, torch.Tensor]], session: Session, config: RunConfig
+) -> None:
+    rate = learning_rate(config.training, session.completed_steps + 1) * session.lr_factor
+    set_learning_rate(engine, rate)
+    losses = []
+    for _ in range(config.training.gradient_accumulation_steps):
+        loss = engine(**next(batches)).loss
+        engine.backward(loss)
+        if get_learning_rate(engine) != rate:
+            raise RuntimeError(f"the learning rate is {get_learning_rate(engine)}, but was set to {rate}")
+        engine.step()
+        losses.append(loss.detach())
+    grad_norm, skipped = step_health(engine)
+    session.step(torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate)
+
+
+def _make_model(folder: RunFolder, config: RunConfig) -> Model:
+    """Build the model, after rank 0 has made the token cache that tells the size of the vocabulary."""
+    if dist.get_rank() == 0:
+        prepare_token_blocks(config.data, config.model, folder.data)
+    dist.barrier()
+    blocks = TokenBlocks.open(folder.data)
+    blocks.require(config.global_batch_size)
+    facts = blocks.facts
+    return build_model(
+        config, vocab_size=facts.vocab_size, eos_token_id=facts.eos_token_id, pad_token_id=facts.pad_token_id
+    )
+
+
+def _loader(
+    blocks: TokenBlocks, session: Session, config: RunConfig, device: torch.device
+) -> Iterator[dict[str, torch.Tensor]]:
+    workers = config.data.loader_workers
+    loader: Any = torch.utils.data.DataLoader(
+        blocks,
+        batch_sampler=session.batches(),
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        # Its own generator: DataLoader would draw from the global one, and a resumed run would differ from then on.
+        generator=torch.Generator(),
+    )
+    for batch in loader:
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _poison(engine: Engine) -> None:
+    """Turn this rank's weights into NaN."""
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.data.fill_(float("nan"))

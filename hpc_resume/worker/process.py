@@ -1,0 +1,93 @@
+"""What makes a process a rank: its log, its signals, its report."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from types import FrameType
+
+from hpc_resume.cluster.processes import boot_id, start_ticks
+from hpc_resume.errors import HpcResumeError
+from hpc_resume.journal.folder import RunFolder
+
+_PR_SET_PDEATHSIG = 1
+
+
+class RankProcess:
+    """This process, as one rank of an attempt."""
+
+    def __init__(self, folder: RunFolder, attempt: int, rank: int) -> None:
+        """Know which rank this is; nothing happens yet."""
+        self._folder = folder
+        self.attempt = attempt
+        self._rank = rank
+        self._stop = False
+
+    def stop_requested(self) -> bool:
+        """Tell whether this rank was asked to leave."""
+        return self._stop
+
+    def set_up(self) -> None:
+        """Send output to this rank's log, take the stop signal, and leave word of the process."""
+        log = self._folder.log(self.attempt, self._rank)
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        _die_with_parent()
+        # Only a flag: all ranks agree on the step at which they leave.
+        signal.signal(signal.SIGTERM, self._on_signal)
+        # Slurm signals every process of a step; a loader process that died of it would take the rank with it.
+        os.register_at_fork(
+            after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+        )
+        self._report({"state": "started"})
+
+    def report_failure(self, error: BaseException) -> None:
+        """Say why this rank failed: exit codes lie."""
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].name}" if frames else ""
+        self._report(
+            {
+                "state": "failed",
+                "type": type(error).__name__,
+                "message": str(error),
+                "place": place,
+                "by_user": isinstance(error, HpcResumeError) and error.exit_code == 2,
+                "busy": isinstance(error, HpcResumeError) and error.exit_code == 3,
+            }
+        )
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop = True
+
+    def _report(self, content: dict[str, object]) -> None:
+        path = self._folder.rank_report(self.attempt, self._rank)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_suffix(".tmp")
+        identity = {
+            "rank": self._rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot_id": boot_id(),
+            "start_ticks": start_ticks(os.getpid()),
+            "time": time.time(),
+        }
+        temporary.write_text(json.dumps({**identity, **content}), encoding="utf-8")
+        temporary.replace(path)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies: no rank may outlive its supervisor."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)  # it died before we could ask

@@ -1,0 +1,168 @@
+"""One rank of `test_engine.py`: trains a tiny model under each case and writes what it saw.
+
+python -m torch.distributed.run ... engine_ranks.py FOLDER PRECISION STAGE...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState
+from transformers import AutoModelForCausalLM
+
+from hpc_resume.config.deepspeed_json import read_deepspeed_json, resolve_deepspeed
+from hpc_resume.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
+from hpc_resume.errors import TrainerError
+from hpc_resume.trainers.engine import (
+    build_engine,
+    close_engine,
+    get_learning_rate,
+    protects_weights,
+    set_learning_rate,
+    step_health,
+)
+from hpc_resume.trainers.export import export_model, weights_digest
+from hpc_resume.trainers.model import build_model, load_tokenizer
+from hpc_resume.trainers.token_blocks import TokenBlocks, prepare_token_blocks
+
+LEARNING_RATES = (1e-3, 2e-3, 5e-4)
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def main(folder: Path, precision: str, stages: list[int]) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for stage in stages:
+        model = ModelConfig(config=SHAPE)
+        result = train(folder, f"{stage}-{precision}", stage, config_of(folder, precision, world, model))
+        if rank == 0:
+            (folder / f"{stage}-{precision}.json").write_text(json.dumps(result))
+    if 3 in stages and world > 1:
+        # The exported folder, taken up again as pretrained weights under zero.Init.
+        model = ModelConfig(name_or_path=str(folder / f"export-3-{precision}"), weights="pretrained")
+        engine = start(3, config_of(folder, precision, world, model), load_tokenizer("bytes"))
+        digest = weights_digest(engine)
+        export_model(engine, "bytes", folder / "export-again")
+        export = compare(engine, folder / "export-again")
+        if rank == 0:
+            (folder / f"pretrained-{precision}.json").write_text(json.dumps({"digest": digest, "export": export}))
+    close_engine()
+
+
+def config_of(folder: Path, precision: Any, world: int, model: ModelConfig) -> RunConfig:
+    return RunConfig(
+        seed=7,
+        cluster=ClusterConfig(kind="local", ranks_per_node=world),
+        model=model,
+        data=DataConfig(paths=(str(folder / "text.txt"),), sequence_tokens=32),
+        training=TrainingConfig(
+            micro_batch_size=2,
+            gradient_accumulation_steps=2,
+            precision=precision,
+            weight_decay=0.1,
+        ),
+    )
+
+
+def start(stage: int, config: RunConfig, tokenizer: Any) -> Any:
+    # A worker has one engine in its life; here there are several.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    path = Path(__file__).parents[2] / "configs" / "deepspeed" / f"zero{stage}.json"
+    values = resolve_deepspeed(read_deepspeed_json(path) if stage else None, config)
+    return build_engine(
+        config,
+        values,
+        lambda: build_model(
+            config,
+            vocab_size=len(tokenizer),
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+    )
+
+
+def train(folder: Path, name: str, stage: int, config: RunConfig) -> dict[str, Any]:
+    engine = start(stage, config, load_tokenizer("bytes"))
+    rank = engine.global_rank
+    samples = folder / f"samples-{rank}"
+    prepare_token_blocks(config.data, config.model, samples)
+    blocks = TokenBlocks.open(samples)
+    initial = weights_digest(engine)
+    rows = []
+    for step, learning_rate in enumerate(LEARNING_RATES):
+        set_learning_rate(engine, learning_rate)
+        losses = []
+        for micro in range(2):
+            losses.append(one_micro_batch(engine, blocks, first=step * 8 + rank * 4 + micro * 2))
+        norm, skipped = step_health(engine)
+        used = [float(group["lr"]) for group in engine.basic_optimizer.param_groups]
+        rows.append({"losses": losses, "norm": norm, "skipped": skipped, "lr": get_learning_rate(engine), "used": used})
+    digest = weights_digest(engine)
+    exported = folder / f"export-{name}"
+    export_model(engine, "bytes", exported)
+    export_model(engine, "bytes", exported)  # safe to perform twice
+    return {
+        "optimizer": type(engine.optimizer).__name__,
+        "rows": rows,
+        "initial": initial,
+        "digest": digest,
+        "decays": [group["weight_decay"] for group in engine.basic_optimizer.param_groups],
+        "export": compare(engine, exported),
+        "failed_export": failed_export(engine, folder / "text.txt" / "export"),
+        "nan": nan_step(engine, blocks),
+        "protects": protects_weights(engine),
+    }
+
+
+def one_micro_batch(engine: Any, blocks: TokenBlocks, first: int, *, poison: bool = False) -> float:
+    batch = torch.utils.data.default_collate([blocks[first], blocks[first + 1]])
+    loss = engine(**{name: values.to(engine.device) for name, values in batch.items()}).loss
+    engine.backward(loss * float("nan") if poison else loss)
+    engine.step()
+    return float(loss.detach())
+
+
+def compare(engine: Any, exported: Path) -> dict[str, Any]:
+    """Whether the exported folder gives the loss that the engine's own weights give."""
+    again = AutoModelForCausalLM.from_pretrained(exported).to(engine.device)
+    ids = torch.arange(3, 35, device=engine.device)[None]
+    with torch.no_grad():
+        mine = float(engine(input_ids=ids, labels=ids).loss)
+        theirs = float(again(input_ids=ids, labels=ids).loss)
+    return {"mine": mine, "theirs": theirs, "dtype": str(again.dtype), "use_cache": again.config.use_cache}
+
+
+def failed_export(engine: Any, folder: Path) -> list[str]:
+    """What each rank is told when rank 0 cannot write."""
+    told: list[Any] = [None] * engine.world_size
+    try:
+        export_model(engine, "bytes", folder)
+        mine = "nothing"
+    except TrainerError as error:
+        mine = str(error)
+    torch.distributed.all_gather_object(told, mine)
+    return told
+
+
+def nan_step(engine: Any, blocks: TokenBlocks) -> dict[str, Any]:
+    """One step with a NaN loss on the last rank only."""
+    before = weights_digest(engine)
+    for micro in range(2):
+        one_micro_batch(engine, blocks, first=micro, poison=engine.global_rank == engine.world_size - 1)
+    norm, skipped = step_health(engine)
+    return {"norm": norm, "skipped": skipped, "unchanged": weights_digest(engine) == before}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], [int(stage) for stage in sys.argv[3:]])
