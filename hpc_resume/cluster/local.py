@@ -1,0 +1,66 @@
+"""This machine as a cluster, through submitit's local executor."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from hpc_resume.cluster.local_queue import LocalQueue
+from hpc_resume.cluster.processes import is_running, send_signal, start_ticks
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.errors import ClusterError
+from hpc_resume.journal.folder import SubmissionFolder
+
+_FOREVER_MIN = 60 * 24 * 365 * 10
+
+
+class LocalCluster:
+    """This machine. A job id here is `pid:start` of the process that submitit watches the queue with."""
+
+    kind = "local"
+
+    def submit(self, folder: SubmissionFolder, runs: list[int], config: RunConfig) -> str:
+        """Start a queue with these runs, in a session of its own, which outlives this terminal.
+
+        Raises:
+            ClusterError: the queue could not be started.
+        """
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _submit_in_child(folder, LocalQueue(str(folder.path), runs, config.cluster.parallelism or 1), write)
+        os.close(write)
+        with os.fdopen(read, encoding="utf-8") as pipe:
+            answer = pipe.read()
+        os.waitpid(child, 0)
+        if not answer.startswith("job "):
+            raise ClusterError(f"can't start the local queue of {folder.path}: {answer or 'it died without a word'}")
+        return answer.removeprefix("job ")
+
+    def is_alive(self, job_id: str) -> bool:
+        """Tell whether a job's queue is still running on this machine."""
+        pid, _, ticks = job_id.partition(":")
+        return is_running(int(pid), int(ticks))
+
+    def stop(self, job_id: str) -> None:
+        """Ask a queue, and through it all of its runs, for a clean stop."""
+        pid, _, ticks = job_id.partition(":")
+        send_signal(int(pid), int(ticks), signal.SIGTERM)
+
+
+def _submit_in_child(folder: SubmissionFolder, queue: LocalQueue, write: int) -> None:
+    # In a new session, so that neither Ctrl-C nor a closed terminal reaches the runs.
+    os.setsid()
+    try:
+        from submitit import LocalExecutor
+
+        # submitit hides the GPUs from a job that asks for none; the queue gives them back to its runs.
+        queue.environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+        executor = LocalExecutor(folder.cluster)
+        executor.update_parameters(timeout_min=_FOREVER_MIN, tasks_per_node=1)
+        job = executor.submit(queue)
+        answer = f"job {job.job_id}:{start_ticks(int(job.job_id))}"
+    except BaseException as error:
+        answer = f"{type(error).__name__}: {error}"
+    os.write(write, answer.encode())
+    os._exit(0)

@@ -1,0 +1,37 @@
+"""Processes of this machine, named so that a reused pid is not mistaken for an old one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+
+def boot_id() -> str:
+    """Return an id that changes with every start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 if there is none, or only its remains."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    # The command's name, in parentheses, may hold anything; fields 3 (state) and 22 (start) follow the last one.
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def is_running(pid: int, started: int) -> bool:
+    """Tell whether the very process that started then is running."""
+    return started > 0 and start_ticks(pid) == started
+
+
+def send_signal(pid: int, started: int, number: signal.Signals) -> None:
+    """Signal a process if it is still the one that was meant."""
+    if is_running(pid, started):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return

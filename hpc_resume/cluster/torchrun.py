@@ -1,0 +1,111 @@
+"""Workers on this machine: torchrun starts one process a rank."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpc_resume.cluster.base import RankReport
+from hpc_resume.cluster.processes import boot_id, is_running, send_signal
+from hpc_resume.journal.folder import RunFolder
+
+_PR_SET_PDEATHSIG = 1
+
+
+class TorchrunWorkers:
+    """The ranks of one attempt, and the torchrun process above them."""
+
+    def __init__(self, folder: RunFolder, attempt: int, ranks: int) -> None:
+        """Start them; each rank says of itself which process it is."""
+        self._folder = folder
+        self._attempt = attempt
+        log = folder.launcher_log(attempt)
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"),
+            *("--module", "hpc_resume.worker", str(folder.path), str(attempt)),
+        ]
+        environment = dict(os.environ)
+        # Without this every rank of a machine takes all of its cores, and they trample on each other.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+        libc = ctypes.CDLL(None)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                # The supervisor has one thread, so that code between fork and exec is safe here.
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+            )
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return torchrun's exit code once it is gone, or None after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal every rank; torchrun itself would kill them on the same signal."""
+        for process in _processes(self._folder, self._attempt):
+            send_signal(process["pid"], process["start_ticks"], number)
+
+    def kill(self) -> None:
+        """End torchrun and every rank, and wait until they are gone."""
+        self._process.kill()
+        self._process.wait()
+        end_processes(self._folder, self._attempt)
+
+    def reports(self) -> list[RankReport]:
+        """Return what the ranks said of themselves, the first to fail first."""
+        found = [
+            RankReport(
+                rank=data["rank"],
+                pid=data["pid"],
+                state=data["state"],
+                time=data["time"],
+                error=data.get("type", ""),
+                message=data.get("message", ""),
+                place=data.get("place", ""),
+                by_user=data.get("by_user", False),
+                busy=data.get("busy", False),
+            )
+            for data in _read(self._folder, self._attempt)
+        ]
+        return sorted(found, key=lambda report: report.time)
+
+
+def end_processes(folder: RunFolder, attempt: int) -> None:
+    """Kill the ranks of an attempt that still run on this machine, and wait until they are gone."""
+    processes = _processes(folder, attempt)
+    for process in processes:
+        send_signal(process["pid"], process["start_ticks"], signal.SIGKILL)
+    for process in processes:
+        # A killed rank can take a moment to leave the kernel; nothing new may start beside it.
+        while is_running(process["pid"], process["start_ticks"]):
+            time.sleep(0.01)
+
+
+def _processes(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
+    here = boot_id()
+    return [data for data in _read(folder, attempt) if data["boot_id"] == here]
+
+
+def _read(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
+    reports: Path = folder.rank_report(attempt, 0).parent
+    found = []
+    for path in sorted(reports.glob("rank-*.json")):
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found.append(data)
+    return found

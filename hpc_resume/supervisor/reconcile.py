@@ -1,0 +1,63 @@
+"""Making the disk, the journal and the processes agree, before anything new is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpc_resume.checkpoints import catalog
+from hpc_resume.cluster.base import Allocation
+from hpc_resume.journal.folder import RunFolder
+from hpc_resume.recovery import History
+from hpc_resume.recovery import events as ev
+
+Record = Callable[[ev.Event], History]
+
+
+def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> History:
+    """Take over what was committed but not recorded, and notice what was recorded but is gone."""
+    on_disk = catalog.list_committed(folder.checkpoints)
+    for name in on_disk:
+        if name in history.known or name in history.set_aside:
+            continue
+        try:
+            manifest = catalog.read_manifest(folder.checkpoints, name)
+        except ValueError as error:
+            history = record(ev.CheckpointRejected(name=name, reason=str(error)))
+            continue
+        history = record(ev.CheckpointAdopted(checkpoint=manifest.checkpoint))
+    for checkpoint in history.lineage:
+        if checkpoint.name not in on_disk:
+            history = record(ev.CheckpointRejected(name=checkpoint.name, reason="it is gone from the disk"))
+    return history
+
+
+def end_lost_attempt(folder: RunFolder, history: History, allocation: Allocation, record: Record) -> History:
+    """Write the missing end of an attempt whose supervisor vanished, and end what is left of its processes."""
+    if not history.attempts or history.attempts[-1].ended is not None:
+        return history
+    attempt = history.attempts[-1]
+    number = attempt.started.attempt
+    allocation.end_leftovers(folder, number)
+    cause, message = _lost_cause(history)
+    return record(
+        ev.AttemptEnded(attempt=number, cause=cause, message=message, node=attempt.started.host, found_later=True)
+    )
+
+
+def quarantine(folder: RunFolder, history: History, record: Record) -> History:
+    """Rename every checkpoint that must not be used again; safe to do twice."""
+    for name, reason in history.set_aside.items():
+        if name not in history.quarantined and catalog.set_aside(folder.checkpoints, name):
+            history = record(ev.CheckpointQuarantined(name=name, reason=reason))
+    return history
+
+
+def _lost_cause(history: History) -> tuple[ev.Cause, str]:
+    attempt = history.attempts[-1]
+    if history.finished is not None:
+        return "finished", f"finished at step {history.finished.step}"
+    if history.pending is not None and history.pending.number > attempt.decision:
+        return "decided", history.pending.reason
+    if attempt.stop is not None:
+        return "preempted", f"left at step {attempt.stop.step}"
+    return "node", f"supervisor and workers on {attempt.started.host} vanished without a word"

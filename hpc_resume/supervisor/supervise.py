@@ -1,0 +1,140 @@
+"""The supervisor's loop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from hpc_resume.checkpoints import catalog
+from hpc_resume.cluster.base import EXIT_FAILED, EXIT_FINISHED, EXIT_REQUEUED, EXIT_STOPPED, Allocation
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.errors import RunBusyError
+from hpc_resume.journal.claims import is_replaced, open_claim
+from hpc_resume.journal.folder import RunFolder, refuse_shared
+from hpc_resume.journal.order import data_seed, segments_in_force
+from hpc_resume.journal.reader import read_journal
+from hpc_resume.journal.writer import JournalWriter
+from hpc_resume.recovery import Decision, History, decide
+from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.history import apply
+from hpc_resume.supervisor.classify import classify
+from hpc_resume.supervisor.reconcile import adopt_checkpoints, end_lost_attempt, quarantine
+from hpc_resume.supervisor.watch import StopSignal, Surroundings, watch
+
+_log = logging.getLogger(__name__)
+_EXIT = {"finished": EXIT_FINISHED, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED, "stopped": EXIT_STOPPED}
+
+
+def supervise(folder: RunFolder, config: RunConfig, allocation: Allocation) -> int:
+    """Own a run until it ends or goes back to the queue; return the exit code for that.
+
+    Raises:
+        RunBusyError: another supervisor owns the run, or may.
+        ConfigError: the folder can be written to by others.
+    """
+    refuse_shared(folder.submission.path)
+    refuse_shared(folder.path)
+    stop = StopSignal()
+    claim, writer, _ = open_claim(
+        folder, allocation.request, allocation.liveness, lambda: catalog.list_committed(folder.checkpoints)
+    )
+    try:
+        return _Supervisor(folder, config, allocation, stop, claim, writer).run()
+    finally:
+        writer.close()
+
+
+class _Supervisor:
+    """One claim on one run."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        allocation: Allocation,
+        stop: StopSignal,
+        claim: int,
+        writer: JournalWriter,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._allocation = allocation
+        self._stop = stop
+        self._claim = claim
+        self._writer = writer
+        self._history = History()
+        self._launched = False
+
+    def run(self) -> int:
+        """Carry out decision after decision until one of them ends the claim."""
+        self._read()
+        self._history = end_lost_attempt(self._folder, self._history, self._allocation, self._record)
+        self._history = adopt_checkpoints(self._folder, self._history, self._record)
+        while True:
+            decision = self._next_decision()
+            _log.info("%s: %s (%s)", decision.action, decision.rule, decision.reason)
+            if decision.action == "stop":
+                assert decision.outcome is not None  # held by Decision
+                self._end(decision.outcome, decision.reason)
+                return _EXIT[decision.outcome]
+            # A claim that has launched nothing yet is the one that the run was requeued for.
+            if decision.action == "requeue" and self._launched:
+                self._end("requeued", f"{decision.rule}: {decision.reason}")
+                self._allocation.requeue()
+                return EXIT_REQUEUED
+            self._attempt()
+
+    def _next_decision(self) -> Decision:
+        history = self._history
+        if history.stop is not None:
+            return history.stop
+        if history.pending is not None and not history.cancelled:
+            return history.pending
+        decision = decide(self._config.recovery, history, None if history.cancelled else history.undecided)
+        self._record(ev.Decided(decision=decision))
+        return decision
+
+    def _attempt(self) -> None:
+        """Start the workers, watch them to their end, and record how that came."""
+        self._history = quarantine(self._folder, self._history, self._record)
+        number = self._history.next_attempt
+        request = self._allocation.request(self._claim)
+        seed = data_seed(self._config.seed, segments_in_force(self._history))
+        self._record(ev.AttemptStarted(attempt=number, claim=self._claim, data_seed=seed, host=request.host))
+        self._launched = True
+        workers = self._allocation.start(self._folder, number, self._config.cluster.ranks_per_node)
+        around = Surroundings(
+            stop_requested=lambda: self._stop.requested,
+            cancelled=lambda: read_cancelled(self._folder),
+            replaced=lambda: is_replaced(self._folder, self._claim),
+            seconds_left=self._allocation.seconds_left,
+        )
+        try:
+            watched = watch(workers, self._folder.metrics(number), self._config.supervisor, around)
+        finally:
+            workers.kill()
+        if is_replaced(self._folder, self._claim):
+            raise RunBusyError(f"{self._folder.path}: a newer supervisor owns this run; claim {self._claim} leaves")
+        self._read()
+        self._record(classify(self._history, watched, workers.reports(), request.host))
+
+    def _end(self, outcome: Literal["requeued", "finished", "failed", "cancelled", "stopped"], message: str) -> None:
+        self._record(ev.ClaimEnded(claim=self._claim, outcome=outcome, message=message))
+
+    def _read(self) -> None:
+        journal = read_journal(self._folder)
+        self._writer.saw(journal.counts)
+        self._history = journal.history
+
+    def _record(self, event: ev.Event) -> History:
+        self._writer.record(event)
+        self._history = apply(self._history, event, self._folder.index)
+        return self._history
+
+
+def read_cancelled(folder: RunFolder) -> bool:
+    """Tell whether a person has cancelled the run."""
+    from hpc_resume.journal.reader import read_operator
+    from hpc_resume.recovery import fold
+
+    return fold((r.event for r in read_operator(folder.submission)), folder.index).cancelled
