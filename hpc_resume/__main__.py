@@ -1,0 +1,5 @@
+"""`python -m hpc_resume`."""
+
+from hpc_resume.cli.main import main
+
+main()

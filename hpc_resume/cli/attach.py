@@ -1,0 +1,69 @@
+"""Attaching a supervisor to a run's folder, which is created on first use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hpc_resume.cli.submission import create_submission
+from hpc_resume.cluster.base import EXIT_REQUEUED
+from hpc_resume.cluster.local_allocation import JOB_ID, LocalAllocation
+from hpc_resume.config import load_run
+from hpc_resume.config.check import check_before_submit
+from hpc_resume.config.load import dump_config, load_config
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.errors import ConfigError
+from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.supervisor import supervise
+
+
+def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, RunConfig]:
+    """Return the folder and config of a run.
+
+    Raises:
+        ConfigError: the folder there was made from another config, or there is no such run.
+    """
+    if target.is_dir():
+        folder = SubmissionFolder(target.resolve())
+        if overrides:
+            raise ConfigError(f"{target} has its config already; settings like {overrides[0]} can't be changed now")
+        return folder.run(index), load_run(folder.config, index)
+    config = load_config(target, overrides)
+    folder = SubmissionFolder(Path(config.runs_dir) / config.name)
+    if not folder.path.exists():
+        check_before_submit(config)
+        create_submission(config)
+    elif folder.config.read_text(encoding="utf-8") != dump_config(config):
+        raise ConfigError(
+            f"{folder.path} was made from another config than {target} now is (compare {folder.config}); "
+            "choose another name (name=...), or take the changes back"
+        )
+    return folder.run(index), load_run(folder.config, index)
+
+
+def run_here(folder: RunFolder, config: RunConfig) -> int:
+    """Supervise a run on this machine; without a queue above, a requeue starts a new supervisor at once."""
+    if os.environ.get(JOB_ID):
+        return supervise(folder, config, LocalAllocation())
+    command = [sys.executable, "-m", "hpc_resume", "run", str(folder.submission.path), "--index", str(folder.index)]
+    restarts = 0
+    while True:
+        code = _supervise_in_child(command, restarts)
+        if code != EXIT_REQUEUED:
+            return code
+        restarts += 1
+
+
+def _supervise_in_child(command: list[str], restarts: int) -> int:
+    from hpc_resume.cluster.local_allocation import RESTART_COUNT
+
+    environment = {**os.environ, JOB_ID: f"run-{os.getpid()}", RESTART_COUNT: str(restarts)}
+    with subprocess.Popen(command, env=environment) as process:
+        while True:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                continue  # the terminal sent it to the child as well, which stops cleanly
+            return code if code >= 0 else 128 - code

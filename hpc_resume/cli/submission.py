@@ -1,0 +1,130 @@
+"""Making a submission's folder and handing its runs to a cluster; the intent is recorded first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from hpc_resume.cluster.choose import make_cluster
+from hpc_resume.config.load import dump_config, load_config
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.config.sweep import expand
+from hpc_resume.errors import ClusterError, ConfigError
+from hpc_resume.journal.folder import SubmissionFolder, make_private
+from hpc_resume.journal.reader import numbers
+from hpc_resume.journal.writer import JournalWriter, sync_folder
+from hpc_resume.recovery import events as ev
+
+_PACKAGES = ("hpc_resume", "torch", "deepspeed", "transformers", "accelerate", "submitit")
+
+
+def create_submission(config: RunConfig) -> SubmissionFolder:
+    """Create the folder of a submission with its resolved config and a folder for each run.
+
+    Raises:
+        ConfigError: there is such a folder already, or it can't be made.
+    """
+    path = Path(config.runs_dir) / config.name
+    folder = SubmissionFolder(path)
+    try:
+        Path(config.runs_dir).mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists already; choose another name (name=...), delete it, "
+            f"or go on with its runs: python -m hpc_resume resubmit {path}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"can't create {path}: {error.strerror}; set runs_dir to a folder you can write to"
+        ) from error
+    for index in range(len(expand(config))):
+        run = folder.run(index)
+        for sub in (run.path, run.journal, run.checkpoints):
+            make_private(sub)
+    folder.config.write_text(dump_config(config), encoding="utf-8")
+    folder.provenance.write_text(json.dumps(_provenance(), indent=1) + "\n", encoding="utf-8")
+    sync_folder(path)
+    return folder
+
+
+def find_submission(target: Path) -> SubmissionFolder:
+    """Return the submission that a user means by its folder, one of its runs, or its config file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = target
+    if target.is_file():
+        config = load_config(target)
+        path = Path(config.runs_dir) / config.name
+    elif target.name.startswith("run-") and (target.parent / "config.yaml").exists():
+        path = target.parent
+    if not (path / "config.yaml").exists():
+        raise ConfigError(
+            f"{path} is not the folder of a submission (it has no config.yaml); "
+            "name such a folder, like runs/quickstart, or the YAML file that was submitted"
+        )
+    return SubmissionFolder(path.resolve())
+
+
+def record_operator(folder: SubmissionFolder, intent: ev.Event) -> JournalWriter:
+    """Record what a command is about to do, in a file of its own."""
+    while True:
+        taken = numbers(folder.path, "operator")
+        try:
+            return JournalWriter(folder.operator(taken[-1] + 1 if taken else 1), intent)
+        except FileExistsError:
+            continue  # another command was faster; take the next number
+
+
+def send(
+    folder: SubmissionFolder, config: RunConfig, kind: str, intent: ev.Submitted | ev.ResubmitRequested, *, new: bool
+) -> str:
+    """Record the intent, hand the runs to the cluster, record the outcome; return the job's id.
+
+    If the cluster refuses a `new` submission, its folder is taken back: nothing half-made stays.
+    """
+    writer = record_operator(folder, intent)
+    try:
+        job_id = make_cluster(kind).submit(folder, list(intent.runs), config)
+    except (ClusterError, ConfigError) as error:
+        writer.record(ev.OperatorOutcome(ok=False, job_id="", message=str(error)))
+        if new:
+            shutil.rmtree(folder.path)
+        raise
+    writer.record(ev.OperatorOutcome(ok=True, job_id=job_id, message="submitted"))
+    return job_id
+
+
+def _provenance() -> dict[str, object]:
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    return {
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "python": sys.version.split()[0],
+        "packages": packages,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "user": os.environ.get("USER", ""),
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,64 @@
+"""Following runs on this machine in a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+
+from hpc_resume.cluster.local import LocalCluster
+from hpc_resume.config.schema import RunConfig
+from hpc_resume.journal.folder import SubmissionFolder
+from hpc_resume.journal.reader import read_journal, read_operator
+from hpc_resume.reporting.sentences import sentence
+from hpc_resume.reporting.summary import ENDED, RunSummary, live_jobs, summarize
+
+_POLL_S = 0.5
+
+
+def follow(
+    folder: SubmissionFolder, config: RunConfig, job_id: str, runs: list[int], *, quiet: bool
+) -> list[RunSummary]:
+    """Print what happens until all runs have ended; Ctrl-C asks them to stop cleanly, and waits for that."""
+    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty(), quiet=quiet)
+    console.print(f"{len(runs)} run(s) of {config.name} on this machine; everything is in {folder.path}")
+    since = max(record.time for record in read_operator(folder))
+    printed: set[tuple[int, str, int]] = set()
+    with console.status("starting", spinner="dots") as line:
+        while True:
+            try:
+                live = live_jobs(folder)
+                summaries = [summarize(folder.run(i), live=i in live) for i in runs]
+                for index in runs:
+                    for seconds, text in _news(folder, index, printed, since):
+                        who = f"run {index}: " if len(runs) > 1 else ""
+                        console.print(f"[{seconds:6.1f} s] {who}{text}", markup=False)
+                if all(s.state in ENDED for s in summaries):
+                    return summaries
+                line.update(" | ".join(_progress(s) for s in summaries if s.state not in ENDED))
+                time.sleep(_POLL_S)
+            except KeyboardInterrupt:
+                console.print("stopping: the runs save and leave; `resubmit` goes on with them later")
+                LocalCluster().stop(job_id)
+
+
+def _news(
+    folder: SubmissionFolder, index: int, printed: set[tuple[int, str, int]], since: float
+) -> list[tuple[float, str]]:
+    """Return what was recorded of a run since the last call, and when, in seconds after it was sent."""
+    news = []
+    for record in read_journal(folder.run(index)).records:
+        key = (index, record.file, record.seq)
+        if key in printed or record.time < since:
+            continue
+        printed.add(key)
+        text = sentence(record.event)
+        if text is not None:
+            news.append((record.time - since, text))
+    return news
+
+
+def _progress(summary: RunSummary) -> str:
+    loss = "" if summary.loss is None else f", loss {summary.loss:.3f}"
+    return f"run {summary.run} {summary.state}: step {summary.step}/{summary.steps}{loss}"

@@ -1,0 +1,134 @@
+"""What happened to a run, what was done about it, and what it cost: as a value and as a page."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from hpc_resume.config import load_run
+from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.journal.metrics import read_rows
+from hpc_resume.journal.order import segments_in_force
+from hpc_resume.journal.reader import Journal, read_journal
+from hpc_resume.recovery import History
+from hpc_resume.recovery import events as ev
+from hpc_resume.reporting.curve import Curve, split_curves
+from hpc_resume.reporting.sentences import sentence, step_of
+from hpc_resume.reporting.summary import live_jobs, summarize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One line of the timeline."""
+
+    when: str
+    step: int | None
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """The report of one run."""
+
+    run: int
+    state: str
+    headline: str
+    page: str
+    timeline: list[Entry]
+    costs: dict[str, str]
+    order: list[str]
+    checkpoints: list[dict[str, str]]
+
+
+def make_reports(folder: SubmissionFolder, only: str | None = None) -> list[Report]:
+    """Make the reports of a submission's runs and write their pages."""
+    live = live_jobs(folder)
+    return [make_report(run, live=run.index in live) for run in folder.runs() if only is None or run.path.name == only]
+
+
+def make_report(folder: RunFolder, *, live: bool) -> Report:
+    """Make the report of a run and write its page."""
+    from hpc_resume.reporting.page import write_page
+
+    journal = read_journal(folder)
+    history = journal.history
+    summary = summarize(folder, live=live)
+    curves = split_curves(
+        [(a.started.attempt, read_rows(folder.metrics(a.started.attempt))) for a in history.attempts], history
+    )
+    report = Report(
+        run=folder.index,
+        state=summary.state,
+        headline=_headline(history, summary.step, summary.steps, summary.loss),
+        page=str(folder.report),
+        timeline=_timeline(journal),
+        costs=_costs(journal, curves),
+        order=_order(history, load_run(folder.submission.config, folder.index).global_batch_size),
+        checkpoints=_checkpoints(history),
+    )
+    write_page(folder, report, curves, history)
+    return report
+
+
+def _headline(history: History, step: int, steps: int, loss: float | None) -> str:
+    parts = [f"step {step} of {steps}"]
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    counted = {
+        "loss incident": len(history.incidents),
+        "near miss": len(history.near_misses),
+        "restart": max(0, len(history.attempts) - 1),
+    }
+    for name, count in counted.items():
+        if count:
+            plural = {"near miss": "near misses"}.get(name, f"{name}s")
+            parts.append(f"{count} {name if count == 1 else plural}")
+    return ", ".join(parts)
+
+
+def _timeline(journal: Journal) -> list[Entry]:
+    entries = []
+    for record in journal.records:
+        text = sentence(record.event)
+        if text is not None:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.time))
+            entries.append(Entry(when=when, step=step_of(record.event), kind=type(record.event).__name__, text=text))
+    return entries
+
+
+def _costs(journal: Journal, curves: list[Curve]) -> dict[str, str]:
+    rows = [row for curve in curves for row in curve.rows]
+    lost = sum(len(curve.rows) for curve in curves if curve.abandoned)
+    seconds = sum(row["step_s"] for row in rows)
+    lost_seconds = sum(row["step_s"] for curve in curves if curve.abandoned for row in curve.rows)
+    saves = [r.event.seconds for r in journal.records if isinstance(r.event, ev.CheckpointCommitted)]
+    total = journal.records[-1].time - journal.records[0].time if journal.records else 0.0
+    restarts = max(0, len(journal.history.attempts) - 1)
+    return {
+        "steps trained": f"{len(rows)}, of which {lost} were given up and trained again",
+        "time": f"{total:.0f} s in all; {seconds:.0f} s in steps, {lost_seconds:.0f} s of them given up",
+        "restarts": str(restarts),
+        "saves": f"{len(saves)}, {sum(saves):.1f} s in all",
+    }
+
+
+def _order(history: History, batch: int) -> list[str]:
+    lines = []
+    for segment in segments_in_force(history):
+        lines.append(
+            f"from sample {segment.start} on (after step {segment.start // batch}) the samples that were left got a "
+            f"new order, by decision {segment.number}"
+        )
+    return lines or ["the order of the samples was never changed"]
+
+
+def _checkpoints(history: History) -> list[dict[str, str]]:
+    rows = []
+    for checkpoint in history.known.values():
+        if checkpoint.name in history.set_aside:
+            state = history.set_aside[checkpoint.name]
+        else:
+            state = "certified" if checkpoint.name in history.certified else "candidate"
+        rows.append({"name": checkpoint.name, "step": str(checkpoint.step), "state": state})
+    return rows

@@ -1,0 +1,82 @@
+"""Events in words."""
+
+from __future__ import annotations
+
+from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.decisions import Decision
+
+
+def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - one line per kind of event
+    """Say in one sentence what happened; None for what only programs care about."""
+    match event:
+        case ev.ClaimOpened():
+            return f"supervisor {event.claim} took the run over" if event.claim > 1 else "supervisor started"
+        case ev.ClaimRefused():
+            return f"supervisor {event.claim} refused: {event.reason}"
+        case ev.ClaimLost():
+            return f"supervisor {event.claim} {event.reason}"
+        case ev.ClaimEnded():
+            return f"{event.outcome}: {event.message}" if event.outcome != "requeued" else "back to the queue"
+        case ev.AttemptStarted():
+            return f"attempt {event.attempt} starts on {event.host}, data seed {event.data_seed}"
+        case ev.AttemptEnded():
+            return (
+                None if event.cause == "decided" else f"attempt {event.attempt} ended ({event.cause}): {event.message}"
+            )
+        case ev.Resumed():
+            origin = f"checkpoint {event.checkpoint}" if event.checkpoint else "new weights"
+            return f"goes on after step {event.step} from {origin}"
+        case ev.LossIncident():
+            return f"loss incident since step {event.onset_step}, seen at step {event.step} ({event.detector}): " + (
+                event.message
+            )
+        case ev.NearMiss():
+            return f"near miss at step {event.onset_step} ({event.detector}): {event.message}"
+        case ev.CheckpointCertified() | ev.CheckpointCommitted() | ev.WorkersReady() | ev.StepSkipped():
+            return None
+        case ev.CheckpointAdopted():
+            return f"found checkpoint {event.checkpoint.name}, committed but not recorded, and took it over"
+        case ev.CheckpointRejected():
+            return f"checkpoint {event.name} can't be used: {event.reason}"
+        case ev.CheckpointQuarantined():
+            return f"set checkpoint {event.name} aside ({event.reason})"
+        case ev.SaveFailed():
+            return f"a save failed: {event.message}"
+        case ev.StopAgreed():
+            return f"all ranks left at step {event.step}" + (" and saved there" if event.checkpoint else "")
+        case ev.ReplayDiffers():
+            return f"replayed step {event.step} gave loss {event.now!r}, not {event.before!r} as before"
+        case ev.FaultInjected():
+            return f"injected fault `{event.fault}` before step {event.step}"
+        case ev.RunFinished():
+            return f"finished at step {event.step} with loss {event.loss:.4f}; model in {event.model}"
+        case ev.Decided():
+            return _decision(event.decision)
+        case ev.Disagreement():
+            return f"sources disagree: {event.message}"
+        case _:
+            return None
+
+
+def _decision(decision: Decision) -> str | None:
+    if decision.action == "continue":
+        return None
+    if decision.plan is None:
+        return f"decided to stop ({decision.rule}): {decision.reason}"
+    plan = decision.plan
+    origin = f"step {plan.step}" if plan.checkpoint else "the beginning"
+    order = ", with a new order of the samples that are left" if plan.perturb else ""
+    budget = f" [{decision.budget} budget: {decision.used} used]" if decision.budget else ""
+    return f"decided to {decision.action} from {origin}{order} (rule: {decision.rule}){budget}"
+
+
+def step_of(event: ev.Event) -> int | None:
+    """Return the step that an event is about."""
+    match event:
+        case ev.CheckpointCommitted() | ev.CheckpointAdopted():
+            return event.checkpoint.step
+        case ev.Decided():
+            return event.decision.plan.step if event.decision.plan else None
+        case _:
+            step = getattr(event, "step", None)
+            return step if isinstance(step, int) else None

@@ -1,0 +1,123 @@
+"""Where a run stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_resume.cluster.local import LocalCluster
+from hpc_resume.cluster.local_allocation import LocalAllocation
+from hpc_resume.config import load_run
+from hpc_resume.journal.claims import Liveness
+from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.journal.metrics import read_rows
+from hpc_resume.journal.order import data_seed, segments_in_force
+from hpc_resume.journal.reader import Journal, read_journal, read_operator
+from hpc_resume.recovery import History
+from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.history import Claim
+from hpc_resume.reporting.sentences import sentence
+
+State = Literal[
+    "waiting", "starting", "running", "requeued", "finished", "failed", "cancelling", "cancelled", "stopped", "lost"
+]
+ENDED: tuple[State, ...] = ("finished", "failed", "cancelled", "stopped", "lost")
+"""States that don't change by themselves; `lost` means that nobody alive is left to go on with the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """One line of `status`."""
+
+    run: int
+    state: State
+    step: int
+    steps: int
+    loss: float | None
+    attempts: int
+    data_seed: int
+    last_word: str
+    last_decision: int
+    folder: str
+
+
+def summarize_submission(folder: SubmissionFolder) -> list[RunSummary]:
+    """Summarize every run of a submission."""
+    jobs = live_jobs(folder)
+    return [summarize(run, live=run.index in jobs) for run in folder.runs()]
+
+
+def summarize(folder: RunFolder, *, live: bool) -> RunSummary:
+    """Summarize one run; `live` says whether a job that it belongs to is still there."""
+    config = load_run(folder.submission.config, folder.index)
+    journal = read_journal(folder)
+    history = journal.history
+    step, loss = _newest_step(folder, history)
+    return RunSummary(
+        run=folder.index,
+        state=state_of(history, live=live),
+        step=step,
+        steps=config.training.steps,
+        loss=loss,
+        attempts=len(history.attempts),
+        data_seed=data_seed(config.seed, segments_in_force(history)),
+        last_word=_last_word(journal),
+        last_decision=history.next_decision - 1,
+        folder=str(folder.path),
+    )
+
+
+def live_jobs(folder: SubmissionFolder) -> set[int]:
+    """Return the runs that belong to a job which is still there."""
+    runs: set[int] = set()
+    intents: dict[str, tuple[int, ...]] = {}
+    for record in read_operator(folder):
+        if isinstance(record.event, ev.Submitted | ev.ResubmitRequested):
+            intents[record.file] = record.event.runs
+        elif isinstance(record.event, ev.OperatorOutcome) and record.file in intents and record.event.ok:
+            runs.update(intents[record.file] if LocalCluster().is_alive(record.event.job_id) else ())
+    return runs
+
+
+def state_of(history: History, *, live: bool) -> State:
+    """Name the state of a run."""
+    claims = [c for c in history.claims if not isinstance(c.ended, ev.ClaimRefused)]
+    newest = claims[-1] if claims else None
+    if newest is not None and newest.ended is None and _liveness(newest) != "dead":
+        if history.cancelled:
+            return "cancelling"
+        attempt = history.attempts[-1] if history.attempts else None
+        return (
+            "running" if attempt is not None and attempt.resumed is not None and attempt.ended is None else "starting"
+        )
+    if history.finished is not None:
+        return "finished"
+    if history.cancelled:
+        return "cancelled"
+    if history.stop is not None and history.stop.outcome is not None:
+        return history.stop.outcome
+    if newest is None or history.resubmitted:
+        return "waiting" if live else "lost"
+    return "requeued" if live else "lost"
+
+
+def _liveness(claim: Claim) -> Liveness:
+    return LocalAllocation().liveness(claim.request)
+
+
+def _newest_step(folder: RunFolder, history: History) -> tuple[int, float | None]:
+    for attempt in reversed(history.attempts):
+        rows = [row for row in read_rows(folder.metrics(attempt.started.attempt)) if "step" in row]
+        if rows:
+            return int(rows[-1]["step"]), float(rows[-1]["loss"])
+        if attempt.resumed is not None:
+            return attempt.resumed.step, None
+    return 0, None
+
+
+def _last_word(journal: Journal) -> str:
+    for record in reversed(journal.records):
+        text = sentence(record.event)
+        if text is not None:
+            return text
+    return "submitted"
