@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from hpc_resume.cluster.local_queue import LocalQueue
 from hpc_resume.cluster.processes import is_running, send_signal, start_ticks
@@ -49,9 +50,15 @@ class LocalCluster:
 
 
 def _submit_in_child(folder: SubmissionFolder, queue: LocalQueue, write: int) -> None:
-    # In a new session, so that neither Ctrl-C nor a closed terminal reaches the runs.
+    # In a new session, so that neither Ctrl-C nor a closed terminal reaches the runs; and without our output, or
+    # whoever reads it through a pipe would wait for the end of the queue.
     os.setsid()
     try:
+        folder.cluster.mkdir(mode=0o700, exist_ok=True)
+        with (folder.cluster / "queue.out").open("ab") as output, Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
         from submitit import LocalExecutor
 
         # submitit hides the GPUs from a job that asks for none; the queue gives them back to its runs.

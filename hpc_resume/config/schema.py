@@ -118,6 +118,9 @@ class DataConfig:
     loader_workers: int = 0
     """DataLoader processes of each rank."""
 
+    record_samples: bool = False
+    """Write down which samples every step of every rank was trained on, for audits."""
+
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
         _positive("data", {"sequence_tokens": self.sequence_tokens, "max_samples": self.max_samples})

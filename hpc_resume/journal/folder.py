@@ -63,6 +63,10 @@ class RunFolder:
         """One line per step of an attempt; its growth is the heartbeat."""
         return self.path / "metrics" / f"attempt-{attempt:04d}.jsonl"
 
+    def samples(self, attempt: int, rank: int) -> Path:
+        """Which samples a rank trained on, if the config asks for it."""
+        return self.path / "metrics" / f"attempt-{attempt:04d}.samples-{rank:04d}.jsonl"
+
     def rank_report(self, attempt: int, rank: int) -> Path:
         """What a rank says of itself: its pid, and why it failed."""
         return self.path / "reports" / f"attempt-{attempt:04d}" / f"rank-{rank:04d}.json"

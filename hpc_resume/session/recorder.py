@@ -40,6 +40,10 @@ class Recorder:
         self.versions = {name: version(name) for name in PACKAGES}
         self._writer: JournalWriter | None = None
         self._metrics: MetricsWriter | None = None
+        self._samples: MetricsWriter | None = None
+        if config.data.record_samples:
+            path = folder.samples(attempt, agreement.rank)
+            self._samples = MetricsWriter(path, config.supervisor.heartbeat_s)
         self._expected: dict[int, float] = {}
         journal = read_journal(folder) if agreement.rank == 0 else None
         self.history: History = agreement.from_rank_0(journal.history if journal else History())
@@ -89,6 +93,17 @@ class Recorder:
             self._expected.clear()
             self.record(ev.ReplayDiffers(attempt=self.attempt, step=row["step"], before=before, now=row["loss"]))
 
+    def samples(self, step: int, samples: list[int]) -> None:
+        """Write down which samples this rank trained on, if the config asks for it."""
+        if self._samples is not None:
+            self._samples.row(step=step, samples=samples)
+
+    def sync(self) -> None:
+        """Bring all rows of this rank to disk: what a checkpoint contains must be known when it is committed."""
+        for writer in (self._metrics, self._samples):
+            if writer is not None:
+                writer.sync()
+
     def certify(self, step: int) -> None:
         """Certify the checkpoints that enough healthy steps have followed."""
         for checkpoint in self.history.lineage:
@@ -107,8 +122,9 @@ class Recorder:
 
     def close(self) -> None:
         """Bring everything to disk."""
-        if self._metrics is not None:
-            self._metrics.close()
+        for writer in (self._metrics, self._samples):
+            if writer is not None:
+                writer.close()
         if self._writer is not None:
             self._writer.close()
 

@@ -29,7 +29,7 @@ class Saver:
         self._store = CheckpointStore(self._folder, engine, agreement.group)
         if agreement.rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._save_number = agreement.from_rank_0(catalog.next_save_number(self._folder))
+        self._save_number = agreement.from_rank_0(catalog.next_save_number(self._folder, recorder.history.known))
 
     def save(
         self,

@@ -144,12 +144,18 @@ class Session:
             yield from rank_share(samples, self._agreement.rank, self._agreement.world_size, micro)
 
     def step(
-        self, loss: Any, *, grad_norm: float | None = None, skipped: bool = False, learning_rate: float = 0.0
+        self,
+        loss: Any,
+        *,
+        grad_norm: float | None = None,
+        skipped: bool = False,
+        learning_rate: float = 0.0,
+        samples: list[int] | None = None,
     ) -> bool:
         """Note one finished optimizer step; return whether the loop goes on.
 
         `loss` is this rank's mean over its micro batches, a float or a scalar tensor that is not waited for;
-        `grad_norm` and `skipped` are the framework's global ones.
+        `grad_norm` and `skipped` are the framework's global ones; `samples` are this rank's, for the record.
         """
         now = time.monotonic()
         self.completed_steps += 1
@@ -161,6 +167,7 @@ class Session:
             learning_rate=learning_rate,
             seconds=now - self._last_edge,
         )
+        self._recorder.samples(entry.step, samples or [])
         reduction = self._agreement.start_reduce(loss, grad_norm, skipped, self._stop_requested())
         self._read_pending()
         self._pending = (entry, reduction)
@@ -297,6 +304,7 @@ class Session:
     def _save(self) -> None:
         if self._saved_step == self.completed_steps:
             return
+        self._recorder.sync()
         own = {
             "step": self.completed_steps,
             "position": self.position,

@@ -46,16 +46,18 @@ def train_causal_lm(folder: RunFolder, attempt: int, config: RunConfig, stop_req
         poison=lambda: _poison(engine),
         weights_at_risk=not protects_weights(engine),
     )
-    session.resume()
-    batches = _loader(blocks, session, config, engine.device)
-    while session.running:
-        _train_step(engine, batches, session, config)
-    del batches
-    if session.reached_end:
-        session.announce("export")
-        export_model(engine, config.model.tokenizer, folder.model)
-        session.finish(weights_digest(engine), str(folder.model))
-    session.close()
+    try:
+        session.resume()
+        batches = _loader(blocks, session, config, engine.device)
+        while session.running:
+            _train_step(engine, batches, session, config)
+        del batches
+        if session.reached_end:
+            session.announce("export")
+            export_model(engine, config.model.tokenizer, folder.model)
+            session.finish(weights_digest(engine), str(folder.model))
+    finally:
+        session.close()
     close_engine()
 
 
@@ -65,15 +67,18 @@ def _train_step(
     rate = learning_rate(config.training, session.completed_steps + 1) * session.lr_factor
     set_learning_rate(engine, rate)
     losses = []
+    samples: list[int] = []
     for _ in range(config.training.gradient_accumulation_steps):
-        loss = engine(**next(batches)).loss
+        batch = next(batches)
+        samples += batch.pop("sample").tolist()
+        loss = engine(**batch).loss
         engine.backward(loss)
         if get_learning_rate(engine) != rate:
             raise RuntimeError(f"the learning rate is {get_learning_rate(engine)}, but was set to {rate}")
         engine.step()
         losses.append(loss.detach())
     grad_norm, skipped = step_health(engine)
-    session.step(torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate)
+    session.step(torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate, samples=samples)
 
 
 def _make_model(folder: RunFolder, config: RunConfig) -> Model:
@@ -94,7 +99,7 @@ def _loader(
 ) -> Iterator[dict[str, torch.Tensor]]:
     workers = config.data.loader_workers
     loader: Any = torch.utils.data.DataLoader(
-        blocks,
+        _Numbered(blocks),
         batch_sampler=session.batches(),
         num_workers=workers,
         pin_memory=device.type == "cuda",
@@ -102,7 +107,22 @@ def _loader(
         generator=torch.Generator(),
     )
     for batch in loader:
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        # The numbers stay on the host: moving them back from a GPU would make the step wait.
+        numbers = {"sample": batch.pop("sample")}
+        yield numbers | {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class _Numbered(torch.utils.data.Dataset[dict[str, Any]]):
+    """Samples that carry their own number, so that the record says what was trained on, not what was meant to be."""
+
+    def __init__(self, blocks: TokenBlocks) -> None:
+        self._blocks = blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"sample": index, **self._blocks[index]}
 
 
 def _poison(engine: Engine) -> None:

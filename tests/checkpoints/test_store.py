@@ -1,0 +1,77 @@
+"""The commit protocol on two real DeepSpeed ranks: all of them commit, or none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.training import environment
+
+from hpc_resume.checkpoints import catalog
+
+pytestmark = pytest.mark.deepspeed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have saved and loaded, and left word of what they saw."""
+    path = tmp_path_factory.mktemp("store")
+    script = Path(__file__).with_name("store_ranks.py")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), str(path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def said(folder: Path, what: str) -> list[str]:
+    return [json.loads((folder / f"said-{rank}.json").read_text(encoding="utf-8"))[what] for rank in (0, 1)]
+
+
+def test_a_save_is_committed_on_all_ranks_with_every_file_in_its_manifest(folder: Path) -> None:
+    assert said(folder, "whole") == ["committed"] * 2
+    manifest = catalog.read_manifest(folder, catalog.checkpoint_name(2, 1))
+    on_disk = {path.name for path in (folder / manifest.checkpoint.name).iterdir()}
+    assert on_disk == {*manifest.files, catalog.MANIFEST}
+    assert len([name for name in manifest.files if name.endswith("optim_states.pt")]) == 2
+    assert catalog.find_damage(folder, manifest) is None
+
+
+@pytest.mark.parametrize(("what", "number"), [("commit refused", 2), ("rank 1 can't write", 3)])
+def test_a_failure_anywhere_is_an_error_everywhere_and_commits_nothing(folder: Path, what: str, number: int) -> None:
+    first, second = said(folder, what)
+    assert first == second
+    assert "No space left on device" in first
+    assert catalog.checkpoint_name(2, number) not in catalog.list_committed(folder)
+
+
+def test_saving_works_again_after_failures(folder: Path) -> None:
+    assert said(folder, "again") == ["committed"] * 2
+    assert catalog.list_committed(folder) == [catalog.checkpoint_name(2, number) for number in (1, 4)]
+
+
+def test_loading_gives_the_saved_weights_and_each_rank_its_own_state(folder: Path) -> None:
+    assert said(folder, "moved on") == ["True"] * 2
+    assert said(folder, "back") == ["rank 0 at step 2", "rank 1 at step 2"]
+    assert said(folder, "same weights") == ["True"] * 2
+
+
+def test_damage_on_one_rank_is_an_error_on_all_and_an_older_checkpoint_still_loads(folder: Path) -> None:
+    first, second = said(folder, "damaged on rank 1")
+    assert first == second
+    assert "rank 1" in first
+    assert "has changed since it was saved" in first
+    assert said(folder, "whole after all") == ["rank 0 at step 2", "rank 1 at step 2"]
+
+
+def test_no_latest_file_is_left_for_anybody_to_believe_in(folder: Path) -> None:
+    assert not (folder / "latest").exists()

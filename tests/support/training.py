@@ -1,0 +1,133 @@
+"""Real trainings with real ranks on this machine, small enough to be many."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.journal.metrics import read_rows
+from hpc_resume.journal.reader import read_journal
+from hpc_resume.recovery import History
+
+STEPS = 40
+BATCH = 8
+SAMPLES = 100
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A submission that has ended."""
+
+    code: int
+    output: str
+    folder: SubmissionFolder
+
+    @property
+    def run(self) -> RunFolder:
+        return self.folder.run(0)
+
+    @property
+    def history(self) -> History:
+        return read_journal(self.run).history
+
+    def losses(self) -> dict[int, str]:
+        """Loss of each step of the surviving branch, to the last bit."""
+        found: dict[int, str] = {}
+        for attempt in self.history.attempts:
+            rows = [row for row in read_rows(self.run.metrics(attempt.started.attempt)) if "step" in row]
+            start = attempt.resumed.step if attempt.resumed else 0
+            found = {step: loss for step, loss in found.items() if step <= start}
+            found.update({row["step"]: repr(row["loss"]) for row in rows})
+        return found
+
+    def samples(self) -> dict[int, list[int]]:
+        """Samples that each step of the surviving branch was really trained on, in the order of the stream."""
+        found: dict[int, list[int]] = {}
+        for attempt in self.history.attempts:
+            start = attempt.resumed.step if attempt.resumed else 0
+            found = {step: ids for step, ids in found.items() if step <= start}
+            ranks = [
+                {row["step"]: row["samples"] for row in read_rows(self.run.samples(attempt.started.attempt, rank))}
+                for rank in range(2)
+            ]
+            for step in ranks[0].keys() & ranks[1].keys():
+                # Each rank has its own two micro batches of two samples; the stream alternates between the ranks.
+                found[step] = [i for at in (0, 2) for rank in ranks for i in rank[step][at : at + 2]]
+            assert all(step > start for step in ranks[0])
+        return dict(sorted(found.items()))
+
+
+def make_config(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Return a config of a tiny model on two ranks; `changes` are dotted keys, with `__` for the dot."""
+    text = tmp_path / "corpus.txt"
+    # Exactly SAMPLES blocks of 32 bytes, all different, so that one epoch is 12.5 steps.
+    words = " ".join(f"the {n} cats sat on {n * n} mats;" for n in range(2 * SAMPLES))
+    text.write_text(words[: SAMPLES * 32 - 1], encoding="utf-8")
+    config: dict[str, Any] = {
+        "name": "test",
+        "runs_dir": str(tmp_path / "runs"),
+        "seed": 7,
+        "cluster": {"kind": "local", "ranks_per_node": 2},
+        "model": {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 64,
+                "attention_dropout": 0.1,
+            }
+        },
+        "data": {"paths": [str(text)], "sequence_tokens": 32, "record_samples": True},
+        "training": {
+            "steps": STEPS,
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 3e-3,
+            "precision": "fp32",
+            "deepspeed": {"zero_optimization": {"stage": 2}},
+        },
+        "checkpoints": {"interval_steps": 4, "certify_after_steps": 2},
+        "monitor": {"spike_warmup_steps": 8, "spike_window_steps": 8, "spike_patience_steps": 2},
+        "recovery": {"rollback_margin_steps": 1},
+        "supervisor": {"heartbeat_s": 0.2},
+    }
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        place = config
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return config
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which nothing is compiled and no job of ours is around."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HPC_RESUME_", "SLURM_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command line."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpc_resume", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+
+
+def status(outcome: Outcome) -> list[dict[str, Any]]:
+    """Ask for the state of a submission as a program would."""
+    output, _ = start("status", str(outcome.folder.path), "--json").communicate(timeout=60)
+    found: list[dict[str, Any]] = json.loads(output)
+    return found
