@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
-from hpc_resume.cli.submission import create_submission
+from hpc_resume.cli.submission import create_submission, no_submission
 from hpc_resume.cluster.base import EXIT_REQUEUED
 from hpc_resume.cluster.local_allocation import JOB_ID, LocalAllocation
 from hpc_resume.config import load_run
@@ -27,6 +29,8 @@ def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, R
     """
     if target.is_dir():
         folder = SubmissionFolder(target.resolve())
+        if not folder.config.exists():
+            raise no_submission(target)
         if overrides:
             raise ConfigError(f"{target} has its config already; settings like {overrides[0]} can't be changed now")
         return folder.run(index), load_run(folder.config, index)
@@ -49,21 +53,36 @@ def run_here(folder: RunFolder, config: RunConfig) -> int:
         return supervise(folder, config, LocalAllocation())
     command = [sys.executable, "-m", "hpc_resume", "run", str(folder.submission.path), "--index", str(folder.index)]
     restarts = 0
+    stop = _Stop()
     while True:
-        code = _supervise_in_child(command, restarts)
-        if code != EXIT_REQUEUED:
+        code = _supervise_in_child(command, restarts, stop)
+        if code != EXIT_REQUEUED or stop.heard:
             return code
         restarts += 1
 
 
-def _supervise_in_child(command: list[str], restarts: int) -> int:
+class _Stop:
+    """Passes a request to stop on to the supervisor; Ctrl-C reaches that from the terminal as well."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        self.process: subprocess.Popen[bytes] | None = None
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.heard = True
+        if number == signal.SIGTERM and self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
+
+def _supervise_in_child(command: list[str], restarts: int, stop: _Stop) -> int:
     from hpc_resume.cluster.local_allocation import RESTART_COUNT
 
     environment = {**os.environ, JOB_ID: f"run-{os.getpid()}", RESTART_COUNT: str(restarts)}
     with subprocess.Popen(command, env=environment) as process:
-        while True:
-            try:
-                code = process.wait()
-            except KeyboardInterrupt:
-                continue  # the terminal sent it to the child as well, which stops cleanly
-            return code if code >= 0 else 128 - code
+        stop.process = process
+        if stop.heard:
+            process.terminate()  # it was asked to stop while this one was starting
+        code = process.wait()
+        return code if code >= 0 else 128 - code

@@ -9,7 +9,7 @@ import typer
 
 def cancel(
     target: Path = typer.Argument(..., help="The folder of a submission, or its YAML file."),
-    runs: str = typer.Option(None, "--runs", help="Which runs, like 3,7-9; all that have not ended if not given."),
+    runs: str = typer.Option(None, "--runs", help="Which runs, like 3,7-9; all that did not finish if not given."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Cancel runs: they end within seconds and nothing starts them again by itself."""
@@ -17,13 +17,13 @@ def cancel(
     from hpc_resume.cli.choose_runs import parse_runs
     from hpc_resume.cli.submission import find_submission, record_operator
     from hpc_resume.recovery.events import CancelRequested, OperatorOutcome
-    from hpc_resume.reporting.summary import ENDED, summarize_submission
+    from hpc_resume.reporting.summary import summarize_submission
 
     folder = find_submission(target)
     chosen = parse_runs(runs, folder)
     summaries = [s for s in summarize_submission(folder) if s.run in chosen]
-    # A run that failed or was stopped could be sent again; cancelled, it stays where it is.
-    ids = tuple(s.run for s in summaries if s.state not in ENDED or s.state in ("failed", "stopped"))
+    # A run that failed, was stopped or was lost could be sent again; cancelled, it stays where it is.
+    ids = tuple(s.run for s in summaries if s.state not in ("finished", "cancelled", "cancelling"))
     if ids:
         writer = record_operator(folder, CancelRequested(runs=ids))
         # The supervisors see the record within a second; a run that still waits sees it when it starts.

@@ -17,11 +17,16 @@ def parse_runs(text: str | None, folder: SubmissionFolder) -> list[int]:
         return known
     chosen: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        first, dash, last = part.partition("-")
+        # A dash without a number behind it, and a range that goes down, would choose other runs than were meant.
+        if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
             raise ConfigError(f"--runs is {text!r}; give numbers and ranges, like 3,7-9")
         chosen.update(range(int(first), int(last or first) + 1))
     unknown = sorted(chosen - set(known))
     if unknown:
-        raise ConfigError(f"there is no run {unknown[0]} in {folder.path}; it has runs {known[0]} to {known[-1]}")
+        raise ConfigError(f"there is no run {unknown[0]} in {folder.path}; it has {_known(known)}")
     return sorted(chosen)
+
+
+def _known(runs: list[int]) -> str:
+    return f"run {runs[0]} only" if len(runs) == 1 else f"runs {runs[0]} to {runs[-1]}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from typing import Any, NoReturn
 
 import typer
 
@@ -14,6 +16,9 @@ from hpc_resume.cli.run import run
 from hpc_resume.cli.status import status
 from hpc_resume.cli.submit import submit
 from hpc_resume.errors import HpcResumeError
+
+# Typer brings a click of its own, or uses the one that is installed: this is the right class in both cases.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="hpc_resume",
@@ -40,9 +45,31 @@ def options(
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Abort:
+        code = 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does; Python would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except _UsageError as error:
+        _refuse_usage(error)
     except HpcResumeError as error:
         if os.environ.get("HPC_RESUME_VERBOSE"):
-            raise
+            traceback.print_exc()
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         raise SystemExit(error.exit_code) from None
+    raise SystemExit(code)
+
+
+def _refuse_usage(error: Any) -> NoReturn:
+    """Print what is wrong with a command line in one line; a command line without a verb gets the help instead."""
+    text = error.format_message()
+    if "\n" in text:
+        sys.stderr.write(f"{text}\n")
+    else:
+        program = error.ctx.command_path if error.ctx else "python -m hpc_resume"
+        advice = "" if text.endswith("?") else f"; see `{program} --help`"
+        sys.stderr.write(f"error: {text.rstrip('.')}{advice}\n")
+    raise SystemExit(2) from None

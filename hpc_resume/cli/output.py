@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.config.sweep import describe, expand
@@ -22,34 +26,63 @@ def write_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+_WIDE = 100_000
+"""Columns of an output that is no terminal: a program that reads a table must not find it folded."""
+
+
+def _say(text: str | Text) -> None:
+    """Print one line; nothing in it is markup, since paths and messages may hold brackets."""
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def _write_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table; on a terminal the last column is folded into the width that is there."""
+    table = Table(box=None, pad_edge=False)
+    for name in head:
+        table.add_column(name, no_wrap=name != head[-1])
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    if sys.stdout.isatty():
+        Console(highlight=False).print(table)
+        return
+    text = io.StringIO()
+    Console(file=text, width=_WIDE, highlight=False).print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
 def show_plan(config: RunConfig, kind: str, *, as_json: bool) -> None:
     """Print what `submit` would do."""
     runs = expand(config)
+    folder = Path(config.runs_dir) / config.name
     plan = [
         {
             "run": index,
             "changes": describe(config, index) if config.sweep else {},
             "steps": run.training.steps,
             "global_batch_size": run.global_batch_size,
+            "tokens_per_step": run.global_batch_size * run.data.sequence_tokens,
             "ranks": run.world_size,
         }
         for index, run in enumerate(runs)
     ]
-    folder = f"{config.runs_dir}/{config.name}"
     if as_json:
-        write_json({"folder": folder, "cluster": kind, "runs": plan})
+        write_json({"folder": str(folder), "exists": folder.exists(), "cluster": kind, "runs": plan})
         return
-    console = _console()
-    console.print(f"would create {folder} and send {len(runs)} run(s) to {_place(kind)}; nothing was created")
-    table = Table("run", "settings of its own", "steps", "samples a step", "ranks", box=None, pad_edge=False)
-    for row in plan:
-        changes = ", ".join(f"{key}={value}" for key, value in row["changes"].items()) or "-"  # type: ignore[attr-defined]
-        table.add_row(*(str(v) for v in (row["run"], changes, row["steps"], row["global_batch_size"], row["ranks"])))
-    console.print(table)
+    _say(f"would create {folder} and send {len(runs)} run(s) to {_place(kind)}; nothing was created")
+    if folder.exists():
+        _say("but that folder exists already, so `submit` would refuse: choose another name (name=...), or delete it")
+    rows = [
+        (
+            str(row["run"]),
+            str(row["steps"]),
+            str(row["global_batch_size"]),
+            str(row["tokens_per_step"]),
+            str(row["ranks"]),
+            ", ".join(f"{key}={value}" for key, value in describe(config, index).items()) if config.sweep else "-",
+        )
+        for index, row in enumerate(plan)
+    ]
+    _write_table(("run", "steps", "samples a step", "tokens a step", "ranks", "settings of its own"), rows)
 
 
 def show_status(summaries: list[RunSummary], *, as_json: bool) -> None:
@@ -57,11 +90,19 @@ def show_status(summaries: list[RunSummary], *, as_json: bool) -> None:
     if as_json:
         write_json([asdict(summary) for summary in summaries])
         return
-    table = Table("run", "state", "step", "loss", "attempts", "data seed", "last word", box=None, pad_edge=False)
-    for s in summaries:
-        loss = "-" if s.loss is None else f"{s.loss:.4f}"
-        table.add_row(str(s.run), s.state, f"{s.step}/{s.steps}", loss, str(s.attempts), str(s.data_seed), s.last_word)
-    _console().print(table)
+    rows = [
+        (
+            str(s.run),
+            s.state,
+            f"{s.step}/{s.steps}",
+            "-" if s.loss is None else f"{s.loss:.4f}",
+            str(s.attempts),
+            str(s.data_seed),
+            s.last_word,
+        )
+        for s in summaries
+    ]
+    _write_table(("run", "state", "step", "loss", "attempts", "data seed", "last word"), rows)
 
 
 def show_reports(reports: list[Report], *, as_json: bool) -> None:
@@ -69,16 +110,14 @@ def show_reports(reports: list[Report], *, as_json: bool) -> None:
     if as_json:
         write_json([asdict(report) for report in reports])
         return
-    console = _console()
     for report in reports:
-        console.print(f"[bold]run {report.run}: {report.state}[/bold] {report.headline}")
-        table = Table("when", "step", "what happened", box=None, pad_edge=False)
-        for entry in report.timeline:
-            table.add_row(entry.when, "-" if entry.step is None else str(entry.step), entry.text)
-        console.print(table)
+        _say(Text.assemble((f"run {report.run} {report.state}", "bold"), f": {report.headline}"))
+        if report.timeline:
+            rows = [(e.when, "-" if e.step is None else str(e.step), e.text) for e in report.timeline]
+            _write_table(("when", "step", "what happened"), rows)
         for name, value in report.costs.items():
-            console.print(f"  {name}: {value}")
-        console.print(f"report: {report.page}")
+            _say(f"  {name}: {value}")
+        _say(f"report: {report.page}")
 
 
 def show_changed(verb: str, runs: tuple[int, ...], of: int, *, as_json: bool) -> None:
@@ -87,7 +126,7 @@ def show_changed(verb: str, runs: tuple[int, ...], of: int, *, as_json: bool) ->
         write_json({"runs": list(runs), "what": verb})
         return
     names = ", ".join(str(run) for run in runs) or "none"
-    _console().print(f"{verb}: {names} (of {of})")
+    _say(f"{verb}: {names} (of {of})")
 
 
 def after_sending(
@@ -105,8 +144,8 @@ def after_sending(
         if as_json:
             write_json({"folder": str(folder.path), "cluster": kind, "job_id": job_id, "runs": runs})
         else:
-            _console().print(f"sent {len(runs)} run(s) to {_place(kind)} as job {job_id}; folder {folder.path}")
-            _console().print(f"see `python -m hpc_resume status {folder.path}`")
+            _say(f"sent {len(runs)} run(s) to {_place(kind)} as job {job_id}; folder {folder.path}")
+            _say(f"see `python -m hpc_resume status {folder.path}`")
         return
     from hpc_resume.reporting.follow import follow
     from hpc_resume.reporting.report import make_reports

@@ -32,14 +32,18 @@ def create_submission(config: RunConfig) -> SubmissionFolder:
     """
     path = Path(config.runs_dir) / config.name
     folder = SubmissionFolder(path)
+    if path.exists():
+        raise _taken(path)
     try:
         Path(config.runs_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"can't create {config.runs_dir}: {error.strerror}; set runs_dir to a folder you can write to"
+        ) from error
+    try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        raise ConfigError(
-            f"{path} exists already; choose another name (name=...), delete it, "
-            f"or go on with its runs: python -m hpc_resume resubmit {path}"
-        ) from None
+        raise _taken(path) from None
     except OSError as error:
         raise ConfigError(
             f"can't create {path}: {error.strerror}; set runs_dir to a folder you can write to"
@@ -54,6 +58,13 @@ def create_submission(config: RunConfig) -> SubmissionFolder:
     return folder
 
 
+def _taken(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} exists already; choose another name (name=...), delete it, "
+        f"or go on with its runs: python -m hpc_resume resubmit {path}"
+    )
+
+
 def find_submission(target: Path) -> SubmissionFolder:
     """Return the submission that a user means by its folder, one of its runs, or its config file.
 
@@ -64,14 +75,22 @@ def find_submission(target: Path) -> SubmissionFolder:
     if target.is_file():
         config = load_config(target)
         path = Path(config.runs_dir) / config.name
+        if not path.exists():
+            raise ConfigError(
+                f"{target} describes the folder {path}, which does not exist: it was not submitted yet, or under "
+                "another name; name the submission's folder"
+            )
     elif target.name.startswith("run-") and (target.parent / "config.yaml").exists():
         path = target.parent
     if not (path / "config.yaml").exists():
-        raise ConfigError(
-            f"{path} is not the folder of a submission (it has no config.yaml); "
-            "name such a folder, like runs/quickstart, or the YAML file that was submitted"
-        )
+        raise no_submission(path)
     return SubmissionFolder(path.resolve())
+
+
+def no_submission(path: Path) -> ConfigError:
+    """Say that a path is not the folder of a submission."""
+    found = "is not the folder of a submission (it has no config.yaml)" if path.exists() else "does not exist"
+    return ConfigError(f"{path} {found}; name such a folder, like runs/quickstart, or the YAML file that was submitted")
 
 
 def record_operator(folder: SubmissionFolder, intent: ev.Event) -> JournalWriter:

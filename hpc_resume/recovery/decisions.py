@@ -16,7 +16,7 @@ StopOutcome = Literal["finished", "failed", "cancelled", "stopped"]
 Budget = Literal["loss", "crash", "node", "save"]
 
 RULES: dict[str, str] = {
-    "first start": "A run without progress starts with new weights.",
+    "first start": "A run without progress starts at the beginning.",
     "resubmitted": "A person sent the run again: it goes on from its newest checkpoint, with full budgets.",
     "loss incident": "Resume from the newest certified checkpoint before the onset, deeper on each repeat without "
     "progress; the samples that are left get a new order.",

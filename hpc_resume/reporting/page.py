@@ -93,13 +93,17 @@ def _plot(curves: list[Curve], history: History) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
+    bottom, top = _limits(curves)
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
     seen: set[str] = set()
     for curve in sorted(curves, key=lambda c: not c.abandoned):
         points = [(row["step"], row["loss"]) for row in curve.rows if math.isfinite(row["loss"])]
+        highest = max((y for _, y in points), default=0.0)
         label = "given up" if curve.abandoned else "kept"
+        if curve.abandoned and highest > top:
+            label = f"given up (up to {highest:.3g})"
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
@@ -120,6 +124,7 @@ def _plot(curves: list[Curve], history: History) -> str:
             fontsize=8,
             color="#cf222e",
         )
+    axes.set_ylim(bottom, top)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss")
     axes.spines[["top", "right"]].set_visible(False)
@@ -127,3 +132,17 @@ def _plot(curves: list[Curve], history: History) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _limits(curves: list[Curve]) -> tuple[float, float]:
+    """Choose where the loss axis begins and ends: a spike that was given up must not press the kept curve flat."""
+
+    def losses(*, abandoned: bool) -> list[float]:
+        chosen = [curve for curve in curves if curve.abandoned is abandoned]
+        return [row["loss"] for curve in chosen for row in curve.rows if math.isfinite(row["loss"])]
+
+    kept, given_up = losses(abandoned=False), losses(abandoned=True)
+    shown = kept or given_up or [0.0]
+    margin = 0.15 * (max(shown) - min(shown)) or 0.15 * abs(shown[0]) or 1.0
+    lowest, highest = min(shown + given_up), max(shown + given_up)
+    return max(lowest, min(shown) - margin) - 0.3 * margin, min(highest + 0.3 * margin, max(shown) + margin)

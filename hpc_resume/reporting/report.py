@@ -14,7 +14,7 @@ from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
 from hpc_resume.reporting.curve import Curve, split_curves
 from hpc_resume.reporting.sentences import sentence, step_of
-from hpc_resume.reporting.summary import live_jobs, summarize
+from hpc_resume.reporting.summary import RunSummary, live_jobs, summarize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def make_report(folder: RunFolder, *, live: bool) -> Report:
     report = Report(
         run=folder.index,
         state=summary.state,
-        headline=_headline(history, summary.step, summary.steps, summary.loss),
+        headline=_headline(history, summary),
         page=str(folder.report),
         timeline=_timeline(journal),
         costs=_costs(journal, curves),
@@ -71,10 +71,10 @@ def make_report(folder: RunFolder, *, live: bool) -> Report:
     return report
 
 
-def _headline(history: History, step: int, steps: int, loss: float | None) -> str:
-    parts = [f"step {step} of {steps}"]
-    if loss is not None:
-        parts.append(f"loss {loss:.4f}")
+def _headline(history: History, summary: RunSummary) -> str:
+    parts = [f"step {summary.step} of {summary.steps}"]
+    if summary.loss is not None:
+        parts.append(f"loss {summary.loss:.4f}")
     counted = {
         "loss incident": len(history.incidents),
         "near miss": len(history.near_misses),
@@ -84,7 +84,8 @@ def _headline(history: History, step: int, steps: int, loss: float | None) -> st
         if count:
             plural = {"near miss": "near misses"}.get(name, f"{name}s")
             parts.append(f"{count} {name if count == 1 else plural}")
-    return ", ".join(parts)
+    headline = ", ".join(parts)
+    return f"{headline}; {summary.last_word}" if summary.state == "lost" else headline
 
 
 def _timeline(journal: Journal) -> list[Entry]:
@@ -106,7 +107,7 @@ def _costs(journal: Journal, curves: list[Curve]) -> dict[str, str]:
     total = journal.records[-1].time - journal.records[0].time if journal.records else 0.0
     restarts = max(0, len(journal.history.attempts) - 1)
     return {
-        "steps trained": f"{len(rows)}, of which {lost} were given up and trained again",
+        "steps trained": f"{len(rows)}, {lost or 'none'} of them given up and trained again",
         "time": f"{total:.0f} s in all; {seconds:.0f} s in steps, {lost_seconds:.0f} s of them given up",
         "restarts": str(restarts),
         "saves": f"{len(saves)}, {sum(saves):.1f} s in all",

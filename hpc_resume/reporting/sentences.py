@@ -16,16 +16,18 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
         case ev.ClaimLost():
             return f"supervisor {event.claim} {event.reason}"
         case ev.ClaimEnded():
-            return f"{event.outcome}: {event.message}" if event.outcome != "requeued" else "back to the queue"
+            # Any other end was decided, and the decision has said so.
+            return "back to the queue" if event.outcome == "requeued" else None
         case ev.AttemptStarted():
             return f"attempt {event.attempt} starts on {event.host}, data seed {event.data_seed}"
         case ev.AttemptEnded():
-            return (
-                None if event.cause == "decided" else f"attempt {event.attempt} ended ({event.cause}): {event.message}"
-            )
+            if event.cause in ("decided", "finished"):
+                return None
+            return f"attempt {event.attempt} ended ({event.cause}): {event.message}"
         case ev.Resumed():
-            origin = f"checkpoint {event.checkpoint}" if event.checkpoint else "new weights"
-            return f"goes on after step {event.step} from {origin}"
+            if event.checkpoint is None:
+                return "starts at the beginning"
+            return f"goes on after step {event.step} from checkpoint {event.checkpoint}"
         case ev.LossIncident():
             return f"loss incident since step {event.onset_step}, seen at step {event.step} ({event.detector}): " + (
                 event.message
@@ -59,10 +61,10 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
 
 
 def _decision(decision: Decision) -> str | None:
-    if decision.action == "continue":
+    if decision.action == "continue" or decision.rule == "finished":
         return None
     if decision.plan is None:
-        return f"decided to stop ({decision.rule}): {decision.reason}"
+        return f"decided to stop (rule: {decision.rule}): {decision.reason}"
     plan = decision.plan
     origin = f"step {plan.step}" if plan.checkpoint else "the beginning"
     order = ", with a new order of the samples that are left" if plan.perturb else ""

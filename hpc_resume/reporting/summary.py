@@ -10,7 +10,7 @@ from hpc_resume.cluster.local_allocation import LocalAllocation
 from hpc_resume.config import load_run
 from hpc_resume.journal.claims import Liveness
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
-from hpc_resume.journal.metrics import read_rows
+from hpc_resume.journal.metrics import steps_of
 from hpc_resume.journal.order import data_seed, segments_in_force
 from hpc_resume.journal.reader import Journal, read_journal, read_operator
 from hpc_resume.recovery import History
@@ -23,6 +23,8 @@ State = Literal[
 ]
 ENDED: tuple[State, ...] = ("finished", "failed", "cancelled", "stopped", "lost")
 """States that don't change by themselves; `lost` means that nobody alive is left to go on with the run."""
+
+_LONGEST_QUOTE = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,15 +55,16 @@ def summarize(folder: RunFolder, *, live: bool) -> RunSummary:
     journal = read_journal(folder)
     history = journal.history
     step, loss = _newest_step(folder, history)
+    state = state_of(history, live=live)
     return RunSummary(
         run=folder.index,
-        state=state_of(history, live=live),
+        state=state,
         step=step,
         steps=config.training.steps,
         loss=loss,
         attempts=len(history.attempts),
         data_seed=data_seed(config.seed, segments_in_force(history)),
-        last_word=_last_word(journal),
+        last_word=_why_lost(folder, history) if state == "lost" else _last_word(journal),
         last_decision=history.next_decision - 1,
         folder=str(folder.path),
     )
@@ -106,13 +109,33 @@ def _liveness(claim: Claim) -> Liveness:
 
 
 def _newest_step(folder: RunFolder, history: History) -> tuple[int, float | None]:
+    """Return the newest step that still counts: after a decision to go back, the one that is gone back to."""
+    if not history.attempts:
+        return 0, None
+    newest = history.attempts[-1]
+    steps = steps_of(folder, newest.started.attempt)
+    # A rollback happens inside the attempt, before its first step; any other plan is for the next attempt.
+    plans = [d for d in history.decisions if d.plan is not None and d.action != "rollback"]
+    if steps and not any(decision.number > newest.decision for decision in plans):
+        return list(steps.items())[-1]
+    step = plans[-1].plan.step if plans and plans[-1].plan else 0
     for attempt in reversed(history.attempts):
-        rows = [row for row in read_rows(folder.metrics(attempt.started.attempt)) if "step" in row]
-        if rows:
-            return int(rows[-1]["step"]), float(rows[-1]["loss"])
-        if attempt.resumed is not None:
-            return attempt.resumed.step, None
-    return 0, None
+        loss = steps_of(folder, attempt.started.attempt).get(step)
+        if loss is not None:
+            return step, loss
+    return step, None
+
+
+def _why_lost(folder: RunFolder, history: History) -> str:
+    log = folder.supervisor_log()
+    found = "no supervisor is alive any more" if history.claims else "no supervisor has ever owned it"
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        place = folder.submission.cluster
+        return f"{found}; see the logs in {place}" if place.exists() else f"{found}; it was never sent"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    return f"{found}; the last line of {log}: {last[:_LONGEST_QUOTE]}"
 
 
 def _last_word(journal: Journal) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -34,7 +35,7 @@ class RankProcess:
         return self._stop
 
     def set_up(self) -> None:
-        """Send output to this rank's log, take the stop signal, and leave word of the process."""
+        """Send output to this rank's log, take the signals for stopping and for stacks, and say who this is."""
         log = self._folder.log(self.attempt, self._rank)
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -42,12 +43,11 @@ class RankProcess:
         os.dup2(descriptor, 2)
         os.close(descriptor)
         _die_with_parent()
+        # The supervisor asks for this before it ends silent ranks.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         # Only a flag: all ranks agree on the step at which they leave.
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Slurm signals every process of a step; a loader process that died of it would take the rank with it.
-        os.register_at_fork(
-            after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-        )
+        os.register_at_fork(after_in_child=_as_child_of_a_rank)
         self._report({"state": "started"})
 
     def report_failure(self, error: BaseException) -> None:
@@ -84,6 +84,13 @@ class RankProcess:
         }
         temporary.write_text(json.dumps({**identity, **content}), encoding="utf-8")
         temporary.replace(path)
+
+
+def _as_child_of_a_rank() -> None:
+    """Make a forked DataLoader worker live exactly as long as its rank."""
+    # Slurm signals every process of a step; a loader process that died of it would take the rank with it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    _die_with_parent()
 
 
 def _die_with_parent() -> None:

@@ -1,0 +1,211 @@
+"""What each verb shows and changes, on run folders in every state."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_resume.journal.folder import SubmissionFolder
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+MakeRuns = Callable[..., SubmissionFolder]
+
+STATES = ("waiting", "running", "requeued", "finished", "failed", "stopped", "cancelled", "lost", "never started")
+"""How the fixture makes run 0, 1, ...; a run that never started is lost, too."""
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> Any:
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_dry_run_prints_the_plan_and_creates_nothing(tmp_path: Path, config: Path, command: Command) -> None:
+    done = command("submit", config, "--dry-run", "sweep={training.learning_rate: [1e-4, 3e-4]}")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, head, *rows = done.stdout.splitlines()
+    folder = tmp_path / "runs" / "small"
+    assert first == f"would create {folder} and send 2 run(s) to this machine; nothing was created"
+    assert " ".join(head.split()) == "run steps samples a step tokens a step ranks settings of its own"
+    assert [row.split() for row in rows] == [
+        ["0", "8", "1", "16", "1", "training.learning_rate=0.0001"],
+        ["1", "8", "1", "16", "1", "training.learning_rate=0.0003"],
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_as_json_says_the_same(tmp_path: Path, config: Path, command: Command) -> None:
+    assert answer(command("submit", config, "--dry-run", "--json", "training.gradient_accumulation_steps=4")) == {
+        "folder": str(tmp_path / "runs" / "small"),
+        "exists": False,
+        "cluster": "local",
+        "runs": [
+            {"run": 0, "changes": {}, "steps": 8, "global_batch_size": 4, "tokens_per_step": 64, "ranks": 1},
+        ],
+    }
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_tells_that_the_name_is_taken(config: Path, command: Command, make_runs: MakeRuns) -> None:
+    make_runs("finished")
+    done = command("submit", config, "--dry-run")
+    assert done.returncode == 0
+    assert "that folder exists already, so `submit` would refuse" in done.stdout
+    assert answer(command("submit", config, "--dry-run", "--json"))["exists"] is True
+
+
+def test_status_names_the_state_of_every_run(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs(*STATES)
+    runs = answer(command("status", folder.path, "--json"))
+    assert [run["state"] for run in runs] == [*STATES[:-1], "lost"]
+    assert [run["data_seed"] for run in runs] == list(range(len(STATES)))
+    assert {run["steps"] for run in runs} == {8}
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "loss"),
+    [("waiting", 0, None), ("running", 5, 2.5), ("requeued", 4, 2.6), ("failed", 5, 2.5)],
+    ids=["nothing yet", "the newest step", "the step that it goes back to", "the last step"],
+)
+def test_status_shows_the_step_that_counts(
+    command: Command, make_runs: MakeRuns, state: str, step: int, loss: float | None
+) -> None:
+    (run,) = answer(command("status", make_runs(state).path, "--json"))
+    assert (run["step"], run["loss"]) == (step, loss)
+
+
+def test_a_submission_is_found_by_its_folder_its_run_and_its_config(
+    config: Path, command: Command, make_runs: MakeRuns
+) -> None:
+    folder = make_runs("finished", "failed")
+    answers = [answer(command("status", target, "--json")) for target in (folder.path, folder.run(1).path, config)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_table_that_no_terminal_shows_is_neither_cut_nor_folded(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("failed", "lost")
+    done = command("status", folder.path)
+    head, failed, lost = done.stdout.splitlines()
+    assert " ".join(head.split()) == "run state step loss attempts data seed last word"
+    assert failed.split()[:5] == ["0", "failed", "5/8", "2.5000", "1"]
+    assert failed.endswith("(rule: same crash twice): rank 0: OSError: [Errno 28] No space left on device")
+    assert lost.endswith(f"the last line of {folder.run(1).supervisor_log()}: supervisor out of [paper]")
+
+
+def test_report_tells_the_story_and_writes_a_page_for_each_run(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("finished", "failed")
+    done = command("report", folder.path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run 0 finished: step 5 of 8, loss 2.5000\n" in done.stdout
+    assert "finished at step 8 with loss 2.2500; model in " in done.stdout
+    assert "[Errno 28] No space left on device" in done.stdout
+    assert "steps trained: 5, none of them given up and trained again" in done.stdout
+    for run in folder.runs():
+        page = run.report.read_text()
+        assert f"report: {run.report}\n" in done.stdout
+        assert "<svg" in page
+        assert "What happened" in page
+        assert not re.search(r"""(src|href)=["'](?!#)""", page), "the page must not need anything from elsewhere"
+
+
+def test_report_of_one_run_leaves_the_others_out(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("finished", "lost", "never started")
+    reports = answer(command("report", folder.run(1).path, "--json"))
+    assert [report["run"] for report in reports] == [1]
+    assert [run.report.exists() for run in folder.runs()] == [False, True, False]
+
+
+def test_report_of_a_lost_run_says_where_to_look(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("lost", "never started")
+    lost, never = answer(command("report", folder.path, "--json"))
+    assert str(folder.run(0).supervisor_log()) in lost["headline"]
+    assert never["headline"] == "step 0 of 8; no supervisor has ever owned it; it was never sent"
+    assert never["timeline"] == []
+
+
+def test_resubmit_chooses_what_ended_without_finishing(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs(*STATES)
+    again = [STATES.index(state) for state in ("failed", "stopped", "lost", "never started")]
+    assert answer(command("resubmit", folder.path, "--dry-run", "--json"))["runs"] == again
+    with_cancelled = sorted([*again, STATES.index("cancelled")])
+    assert answer(command("resubmit", folder.path, "--dry-run", "--json", "--cancelled"))["runs"] == with_cancelled
+    assert len(list(folder.path.glob("operator-*"))) == len(STATES) + 1
+
+
+@pytest.mark.parametrize(("runs", "expected"), [("4", [4]), ("3-5", [4, 5]), ("0,7-8", [7, 8]), ("0-3", [])])
+def test_resubmit_takes_only_the_runs_that_are_named(
+    command: Command, make_runs: MakeRuns, runs: str, expected: list[int]
+) -> None:
+    folder = make_runs(*STATES)
+    assert answer(command("resubmit", folder.path, "--dry-run", "--json", "--runs", runs))["runs"] == expected
+
+
+def test_resubmit_without_anything_to_send_changes_nothing(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("finished", "waiting", "running", "cancelled")
+    before = sorted(folder.path.rglob("*"))
+    done = command("resubmit", folder.path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sent again: none (of 4)\n", "")
+    assert sorted(folder.path.rglob("*")) == before
+
+
+def test_cancel_takes_every_run_that_did_not_finish(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs(*STATES)
+    cancelled = [i for i, state in enumerate(STATES) if state not in ("finished", "cancelled")]
+    assert answer(command("cancel", folder.path, "--json")) == {"runs": cancelled, "what": "cancelled"}
+    states = [run["state"] for run in answer(command("status", folder.path, "--json"))]
+    assert states == ["cancelled", "cancelling", "cancelled", "finished", *["cancelled"] * 5]
+
+
+def test_what_is_cancelled_stays_cancelled(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("failed", "lost", "cancelled before its start", "failed")
+    assert command("cancel", folder.path, "--runs", "0-2").stdout == "cancelled: 0, 1 (of 3)\n"
+    assert command("cancel", folder.path, "--runs", "0-2").stdout == "cancelled: none (of 3)\n"
+    assert command("resubmit", folder.path, "--dry-run").stdout == "would be sent again: 3 (of 4)\n"
+    states = [run["state"] for run in answer(command("status", folder.path, "--json"))]
+    assert states == ["cancelled", "cancelled", "cancelled", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("finished", 0), ("failed", 1), ("cancelled", 143), ("stopped", 143)],
+)
+def test_run_on_a_run_that_has_ended_says_so_by_its_exit_code_and_starts_nothing(
+    command: Command, make_runs: MakeRuns, state: str, code: int
+) -> None:
+    folder = make_runs(state)
+    assert command("run", folder.path).returncode == code
+    assert answer(command("status", folder.path, "--json"))[0]["state"] == state
+    assert not folder.run(0).attempt(2).exists()
+
+
+def test_run_on_a_run_that_somebody_alive_owns_is_refused(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("running")
+    done = command("run", folder.path)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith(f"error: {folder.run(0).path}: supervisor 1 is alive")
+    assert answer(command("status", folder.path, "--json"))[0]["state"] == "running"
+
+
+@pytest.mark.parametrize("verb", ["submit", "status", "report", "cancel", "resubmit", "run"])
+def test_every_verb_explains_itself(command: Command, verb: str) -> None:
+    done = command(verb, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: python -m hpc_resume {verb} ")
+
+
+def test_a_reader_that_leaves_early_is_no_error(make_runs: MakeRuns) -> None:
+    folder = make_runs("finished")
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -m hpc_resume status {folder.path} | true', sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr == ""
