@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Manifest:
             data["checkpoint"] = Checkpoint(**data["checkpoint"])
             data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
             return Manifest(**data)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
 
 
@@ -74,9 +75,13 @@ def checkpoint_name(step: int, save_number: int) -> str:
     return f"step-{step:09d}.s{save_number:06d}"
 
 
-def next_save_number(folder: Path) -> int:
-    """Return a save number that no folder here, whole, torn or set aside, has ever had."""
-    names = (path.name.removeprefix(_ASIDE) for path in folder.iterdir()) if folder.exists() else ()
+def next_save_number(folder: Path, recorded: Iterable[str] = ()) -> int:
+    """Return a save number that no folder here, whole, torn or set aside, has ever had, and no recorded checkpoint.
+
+    One that vanished from the disk keeps its name: a new one under it would be taken for the old.
+    """
+    here = (path.name.removeprefix(_ASIDE) for path in folder.iterdir()) if folder.exists() else ()
+    names = (*here, *recorded)
     return max((int(match.group(2)) for name in names if (match := _NAME.match(name))), default=0) + 1
 
 

@@ -126,7 +126,9 @@ def _owners(files: dict[str, list[Record]]) -> dict[str, int]:
         if name.startswith("claim-"):
             for record in records:
                 if isinstance(record.event, ev.AttemptStarted):
-                    owners[f"attempt-{record.event.attempt:04d}"] = owners[name]
+                    attempt = f"attempt-{record.event.attempt:04d}"
+                    # A zombie may have taken the same number, late; the file is the newer claim's.
+                    owners[attempt] = max(owners.get(attempt, 0), owners[name])
     return owners
 
 

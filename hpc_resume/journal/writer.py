@@ -52,7 +52,8 @@ class JournalWriter:
             finally:
                 temporary.unlink()
             sync_folder(path.parent)
-            self._file = path.open("a", encoding="utf-8")
+            # Without a buffer: what the disk refused must not reach it later, when the file is closed.
+            self._file = path.open("ab", buffering=0)
         except FileExistsError:
             raise
         except OSError as error:
@@ -69,9 +70,10 @@ class JournalWriter:
         Raises:
             JournalError: the disk refused; the event must be taken as not recorded.
         """
+        line = self._line(event).encode()
         try:
-            self._file.write(self._line(event))
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise JournalError(f"can't write to {self.path}: {error.strerror}; is the disk full?") from error

@@ -154,7 +154,7 @@ def _resume(
     used: int,
 ) -> Decision:
     if checkpoint is None and history.rejected:
-        text = f"none of the saved checkpoints can be loaded (newest: {history.rejected[-1]}); {reason}"
+        text = f"{', '.join(history.rejected)} can't be loaded, and nothing else was saved that is old enough; {reason}"
         return _stop(history, "no checkpoint left", text, "failed")
     step = checkpoint.step if checkpoint else 0
     leaves_steps_behind = any(c.step > step for c in history.lineage)

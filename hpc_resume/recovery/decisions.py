@@ -71,10 +71,8 @@ class Decision:
     used: int = 0
 
     def __post_init__(self) -> None:
-        """Hold the shape: a way to go on has a plan, a stop has an outcome, and the rule exists."""
+        """Hold the shape: a way to go on has a plan, a stop has an outcome."""
         if (self.plan is not None) != (self.action in ("launch", "rollback", "requeue")):
             raise ValueError(f"a decision to {self.action} must {'not ' if self.plan else ''}carry a plan")
         if (self.outcome is not None) != (self.action == "stop"):
             raise ValueError(f"a decision to {self.action} must {'not ' if self.outcome else ''}carry an outcome")
-        if self.rule not in RULES:
-            raise ValueError(f"there is no rule {self.rule!r}")

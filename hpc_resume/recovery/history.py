@@ -10,6 +10,7 @@ from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Budget, Decision
 
 Health = Literal["candidate", "certified"]
+VOID = "void: committed after its claim was over"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,8 @@ class Claim:
 
     request: ev.ClaimRequested
     opened: bool = False
+    committed: tuple[str, ...] = ()
+    """Checkpoints that were on the disk when it was opened."""
     ended: ev.ClaimEnded | ev.ClaimLost | ev.ClaimRefused | None = None
 
 
@@ -83,7 +86,7 @@ class History:
     binding_after: int = 0
     """Stops decided up to this decision were lifted by a resubmission."""
     crashes: tuple[tuple[str, str, int], ...] = ()
-    """Fingerprint and node of each crash, and the step of the newest checkpoint at that time."""
+    """Fingerprint and node of each crash since a person last sent the run, and the step of the newest checkpoint."""
 
     @property
     def stop(self) -> Decision | None:
@@ -114,6 +117,11 @@ class History:
         """The newest decision with a plan: what an attempt that starts now must follow."""
         return next(d for d in reversed(self.decisions) if d.plan is not None)
 
+    def is_void(self, name: str, claim: int) -> bool:
+        """Tell whether a checkpoint that attempts of `claim` wrote was not there yet when a newer claim was opened."""
+        newer = (c for c in self.claims if c.opened and c.request.claim > claim)
+        return any(name not in c.committed for c in newer)
+
     def checkpoint(self, name: str) -> ev.Checkpoint:
         """Return a usable checkpoint of the current branch by its name."""
         return next(c for c in self.lineage if c.name == name)
@@ -133,7 +141,7 @@ def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: 
         case ev.ClaimRequested():
             return replace(history, claims=(*history.claims, Claim(request=event)))
         case ev.ClaimOpened():
-            return _open(_claim(history, event.claim, opened=True), event)
+            return _open(_claim(history, event.claim, opened=event.committed), event)
         case ev.ClaimRefused() | ev.ClaimLost():
             return _claim(history, event.claim, ended=event)
         case ev.ClaimEnded():
@@ -167,7 +175,8 @@ def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: 
             return replace(history, certified=history.certified | {event.name})
         case ev.CheckpointRejected():
             history = _set_aside(history, {event.name: f"rejected: {event.reason}"})
-            return replace(history, undecided=event, rejected=(*history.rejected, event.name))
+            # What is undecided already will be decided without this checkpoint; only else is it news by itself.
+            return replace(history, undecided=history.undecided or event, rejected=(*history.rejected, event.name))
         case ev.CheckpointQuarantined():
             history = _set_aside(history, {event.name: event.reason})
             return replace(history, quarantined=history.quarantined | {event.name})
@@ -202,13 +211,14 @@ def _claim(
     history: History,
     number: int,
     *,
-    opened: bool | None = None,
+    opened: tuple[str, ...] | None = None,
     ended: ev.ClaimEnded | ev.ClaimLost | ev.ClaimRefused | None = None,
 ) -> History:
     def change(claim: Claim) -> Claim:
         if claim.request.claim != number:
             return claim
-        return replace(claim, opened=claim.opened if opened is None else opened, ended=ended or claim.ended)
+        claim = replace(claim, ended=ended or claim.ended)
+        return claim if opened is None else replace(claim, opened=True, committed=opened)
 
     return replace(history, claims=tuple(change(claim) for claim in history.claims))
 
@@ -222,10 +232,7 @@ def _attempt(history: History, number: int, **changes: object) -> History:
 
 def _open(history: History, event: ev.ClaimOpened) -> History:
     """Void every commit of an older claim that the new claim did not see on disk."""
-    void = {
-        c.name: "void: committed after its claim was over" for c in history.lineage if c.name not in event.committed
-    }
-    return _set_aside(history, void)
+    return _set_aside(history, {c.name: VOID for c in history.lineage if c.name not in event.committed})
 
 
 def _commit(history: History, checkpoint: ev.Checkpoint) -> History:
@@ -262,6 +269,8 @@ def _decided(history: History, decision: Decision) -> History:
     used = {} if progress else dict(history.used)
     if decision.budget is not None:
         used[decision.budget] = decision.used
+    if decision.rule == "resubmitted":
+        history = replace(history, crashes=(), saves_failed=0)
     return replace(
         _set_aside(history, later),
         rewinds=(

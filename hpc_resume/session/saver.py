@@ -83,6 +83,11 @@ class Saver:
         manifest, problem = self._agreement.from_rank_0(self._read(name))
         if manifest is None:
             raise CheckpointError(f"checkpoint {name} can't be used: {problem}")
+        recorded = self._recorder.history.checkpoint(name)
+        if manifest.checkpoint != recorded:
+            raise CheckpointError(
+                f"checkpoint {name} can't be used: its manifest says {manifest.checkpoint}, the journal {recorded}"
+            )
         known = _plain(segments)
         if manifest.segments != known[: len(manifest.segments)]:
             self._recorder.record(

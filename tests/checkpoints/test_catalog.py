@@ -1,0 +1,295 @@
+"""Checkpoints as folders and files: which count, which are whole, which are set aside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_resume.checkpoints.catalog import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    checkpoint_name,
+    digest_file,
+    find_damage,
+    list_committed,
+    next_save_number,
+    owned_by,
+    read_manifest,
+    set_aside,
+)
+from hpc_resume.recovery.events import Checkpoint
+
+FILES = {
+    "mp_rank_00_model_states.pt": b"weights" * 500,
+    "zero_pp_rank_0_mp_rank_00_optim_states.pt": b"momentum 0" * 300,
+    "zero_pp_rank_1_mp_rank_00_optim_states.pt": b"momentum 1" * 300,
+    "rank-0000.pt": b"random state 0",
+    "rank-0001.pt": b"random state 1",
+}
+RANK_1 = ["zero_pp_rank_1_mp_rank_00_optim_states.pt", "rank-0001.pt"]
+STEP, SAVE = 20, 2
+NAME = checkpoint_name(STEP, SAVE)
+
+
+def _manifest(name: str = NAME, **fields: Any) -> Manifest:
+    checkpoint = Checkpoint(name=name, step=STEP, position=160, branch=1, save_number=SAVE, parent=None)
+    values: dict[str, Any] = {
+        "schema": 1,
+        "checkpoint": checkpoint,
+        "claim": 1,
+        "attempt": 3,
+        "world_size": 2,
+        "zero_stage": 2,
+        "precision": "bf16",
+        "num_samples": 100,
+        "segments": [[80, 2, None]],
+        "versions": {"torch": "2.8.0"},
+    }
+    return Manifest(**{**values, **fields})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of checkpoints with one in it, committed and whole."""
+    path = tmp_path / "checkpoints" / NAME
+    path.mkdir(parents=True)
+    for name, content in FILES.items():
+        (path / name).write_bytes(content)
+    files = {name: digest_file(path / name) for name in FILES}
+    (path / MANIFEST).write_text(_manifest(files=files).to_json(), encoding="utf-8")
+    return path.parent
+
+
+def _torn(folder: Path, name: str) -> None:
+    """Write a checkpoint whose rank 0 was killed before the commit."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / f".{MANIFEST}.tmp").write_text(_manifest(name).to_json(), encoding="utf-8")
+
+
+def _committed(folder: Path, name: str) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / MANIFEST).write_text(_manifest(name).to_json(), encoding="utf-8")
+
+
+def test_a_name_tells_step_and_save_number() -> None:
+    assert checkpoint_name(12000, 47) == "step-000012000.s000047"
+
+
+@given(step=st.integers(0, 10**9 - 2), number=st.integers(1, 10**6 - 1))
+def test_names_sort_by_step(step: int, number: int) -> None:
+    assert checkpoint_name(step, number) < checkpoint_name(step + 1, 1)
+    assert len(checkpoint_name(step, number)) == len(NAME)
+
+
+def test_the_first_save_is_number_one(tmp_path: Path) -> None:
+    assert next_save_number(tmp_path / "nowhere") == 1
+    assert next_save_number(tmp_path) == 1
+
+
+def test_a_save_number_is_never_used_again(folder: Path) -> None:
+    assert next_save_number(folder) == 3
+    _torn(folder, checkpoint_name(30, 3))
+    assert next_save_number(folder) == 4
+    _committed(folder, checkpoint_name(10, 4))
+    set_aside(folder, checkpoint_name(10, 4))
+    assert next_save_number(folder) == 5
+    set_aside(folder, NAME)
+    assert next_save_number(folder) == 5
+
+
+def test_the_highest_number_counts_not_the_highest_step(tmp_path: Path) -> None:
+    _committed(tmp_path, checkpoint_name(900, 7))
+    _committed(tmp_path, checkpoint_name(100, 12))
+    assert next_save_number(tmp_path) == 13
+
+
+def test_a_recorded_checkpoint_that_vanished_keeps_its_number(folder: Path, tmp_path: Path) -> None:
+    assert next_save_number(folder, [checkpoint_name(30, 7), "renamed by hand"]) == 8
+    assert next_save_number(folder, [checkpoint_name(30, 1)]) == 3
+    assert next_save_number(tmp_path / "nowhere", [checkpoint_name(30, 7)]) == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["latest", "step-20", "step-000000020.s000099.tmp", "quarantined", "x.step-000000020.s000099"]
+)
+def test_what_is_no_checkpoint_has_no_number_and_is_not_listed(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / MANIFEST).touch()
+    assert next_save_number(folder) == 3
+    assert list_committed(folder) == [NAME]
+
+
+def test_only_a_manifest_makes_a_checkpoint(folder: Path) -> None:
+    _torn(folder, checkpoint_name(30, 3))
+    (folder / checkpoint_name(40, 4)).mkdir()
+    assert list_committed(folder) == [NAME]
+
+
+def test_committed_checkpoints_are_listed_by_save_number(folder: Path) -> None:
+    _committed(folder, checkpoint_name(10, 3))
+    _committed(folder, checkpoint_name(30, 1))
+    assert list_committed(folder) == [checkpoint_name(30, 1), NAME, checkpoint_name(10, 3)]
+
+
+def test_nothing_is_committed_where_nothing_is(tmp_path: Path) -> None:
+    assert list_committed(tmp_path / "nowhere") == []
+    assert list_committed(tmp_path) == []
+
+
+def test_a_manifest_survives_the_disk(folder: Path) -> None:
+    manifest = read_manifest(folder, NAME)
+    assert manifest == _manifest(files={name: digest_file(folder / NAME / name) for name in FILES})
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def _changed(**fields: Any) -> str:
+    return json.dumps({**json.loads(_manifest().to_json()), **fields})
+
+
+UNREADABLE = {
+    "empty": ("", "Expecting value"),
+    "cut off": (_manifest().to_json()[:-30], "Unterminated string"),
+    "zeros": ("\0" * 100, "Expecting value"),
+    "no object": ("[]", "not a manifest of schema 1"),
+    "another schema": (_changed(schema=2), "not a manifest of schema 1"),
+    "no schema": (json.dumps({"claim": 1}), "not a manifest of schema 1"),
+    "a field is missing": (json.dumps({"schema": 1, "checkpoint": None}), "not a manifest: "),
+    "a field too many": (_changed(colour="green"), "not a manifest: .*colour"),
+    "no checkpoint": (_changed(checkpoint=None), "not a manifest: "),
+    "half a checkpoint": (_changed(checkpoint={"name": NAME}), "not a manifest: .*step"),
+    "half a file": (_changed(files={"rank-0000.pt": {"size": 3}}), "not a manifest: .*digest"),
+    "files are a list": (_changed(files=["rank-0000.pt"]), "not a manifest: "),
+    "another's": (_manifest(checkpoint_name(10, 1)).to_json(), r"its manifest is that of step-000000010\.s000001"),
+}
+
+
+@pytest.mark.parametrize(("text", "match"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_manifest_that_cannot_be_trusted_is_refused(folder: Path, text: str, match: str) -> None:
+    (folder / NAME / MANIFEST).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=match):
+        read_manifest(folder, NAME)
+
+
+def test_a_manifest_of_no_text_at_all_is_refused(folder: Path) -> None:
+    (folder / NAME / MANIFEST).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="codec"):
+        read_manifest(folder, NAME)
+
+
+def test_a_manifest_that_is_not_there_is_refused(folder: Path) -> None:
+    (folder / NAME / MANIFEST).unlink()
+    with pytest.raises(ValueError, match="its manifest can't be read: No such file or directory"):
+        read_manifest(folder, NAME)
+
+
+def test_a_digest_is_that_of_the_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "b").write_bytes(b"x" * ((1 << 20) + 3))
+    (tmp_path / "c").write_bytes(b"x" * ((1 << 20) + 3))
+    # The published digest of nothing, XXH3 with 128 bits.
+    assert digest_file(tmp_path / "a") == FileEntry(size=0, digest="99aa06d3014798d86001c324468d497f")
+    assert digest_file(tmp_path / "b") == digest_file(tmp_path / "c")
+    assert digest_file(tmp_path / "b").size == (1 << 20) + 3
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {
+    "truncated": (_truncate, "has {less} bytes; its manifest says {size}"),
+    "zero length": (_empty, "has 0 bytes; its manifest says {size}"),
+    "missing": (Path.unlink, "No such file or directory"),
+    "a flipped bit": (_flip_a_bit, "has changed since it was saved"),
+    "too long": (_append, "has {more} bytes; its manifest says {size}"),
+    "a folder": (_replace_by_folder, "Is a directory"),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_found_and_named(folder: Path, file: str, damage: Any, words: str) -> None:
+    manifest = read_manifest(folder, NAME)
+    assert find_damage(folder, manifest) is None
+    size = len(FILES[file])
+    damage(folder / NAME / file)
+    found = find_damage(folder, manifest)
+    assert found is not None
+    assert found.startswith(file)
+    assert words.format(size=size, less=size - 1, more=size + 1) in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_rank_looks_only_at_its_own_files(folder: Path, file: str) -> None:
+    manifest = read_manifest(folder, NAME)
+    _flip_a_bit(folder / NAME / file)
+    owner = 1 if file in RANK_1 else 0
+    assert find_damage(folder, manifest, rank=1 - owner) is None
+    found = find_damage(folder, manifest, rank=owner)
+    assert found is not None
+    assert found.startswith(file)
+
+
+def test_a_file_that_the_manifest_does_not_name_is_no_damage(folder: Path) -> None:
+    (folder / NAME / "notes.txt").write_text("hello", encoding="utf-8")
+    assert find_damage(folder, read_manifest(folder, NAME)) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "rank"),
+    [
+        ("bf16_zero_pp_rank_12_mp_rank_00_optim_states.pt", 12),
+        ("zero_pp_rank_0_mp_rank_00_model_states.pt", 0),
+        ("rank-0103.pt", 103),
+        ("mp_rank_00_model_states.pt", 0),
+        ("zero_to_fp32.py", 0),
+        ("my-rank-0003.pt", 0),
+    ],
+)
+def test_every_file_has_exactly_one_owner(file: str, rank: int) -> None:
+    assert [r for r in range(200) if owned_by(file, r)] == [rank]
+
+
+def test_what_is_set_aside_keeps_its_content_under_a_name_that_nobody_loads(folder: Path) -> None:
+    assert set_aside(folder, NAME)
+    assert list_committed(folder) == []
+    assert not (folder / NAME).exists()
+    aside = folder / f"quarantined.{NAME}"
+    assert {path.name for path in aside.iterdir()} == {*FILES, MANIFEST}
+
+
+def test_to_set_aside_twice_does_no_harm(folder: Path) -> None:
+    assert set_aside(folder, NAME)
+    assert not set_aside(folder, NAME)
+    assert [path.name for path in folder.iterdir()] == [f"quarantined.{NAME}"]
+
+
+def test_to_set_aside_what_never_was_does_no_harm(folder: Path) -> None:
+    assert not set_aside(folder, checkpoint_name(99, 9))
+    assert list_committed(folder) == [NAME]
