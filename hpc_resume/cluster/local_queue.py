@@ -90,7 +90,7 @@ class LocalQueue:
         }
         with log.open("ab") as output:
             element.process = subprocess.Popen(
-                [sys.executable, "-m", "hpc_resume", "run", self.folder, "--index", str(element.index)],
+                _command(self.folder, element.index),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -107,6 +107,10 @@ class LocalQueue:
             return True
         run = SubmissionFolder(Path(self.folder)).run(element.index)
         return code < 0 and len(numbers(run.journal, "claim")) > element.claims
+
+
+def _command(folder: str, index: int) -> list[str]:
+    return [sys.executable, "-m", "hpc_resume", "run", folder, "--index", str(index)]
 
 
 class _StopFlag:

@@ -16,6 +16,8 @@ from hpc_resume.cluster.base import RankReport
 from hpc_resume.cluster.processes import boot_id, is_running, send_signal
 from hpc_resume.journal.folder import RunFolder
 
+LAUNCHER = "HPC_RESUME_LAUNCHER"
+"""Environment variable of every rank: the pid of the torchrun process that is its parent."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,6 +31,8 @@ class TorchrunWorkers:
         log = folder.launcher_log(attempt)
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = [
+            # `exec` keeps the pid, which nobody can know before the process is there.
+            *("/bin/sh", "-c", f'export {LAUNCHER}=$$; exec "$@"', "sh"),
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"),
             *("--module", "hpc_resume.worker", str(folder.path), str(attempt)),

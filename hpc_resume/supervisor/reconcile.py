@@ -9,6 +9,7 @@ from hpc_resume.cluster.base import Allocation
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.history import VOID
 
 Record = Callable[[ev.Event], History]
 
@@ -24,10 +25,16 @@ def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> Hi
         except ValueError as error:
             history = record(ev.CheckpointRejected(name=name, reason=str(error)))
             continue
+        if history.is_void(name, manifest.claim):
+            # A zombie's: it committed when somebody else owned the run already.
+            catalog.set_aside(folder.checkpoints, name)
+            history = record(ev.CheckpointQuarantined(name=name, reason=VOID))
+            continue
         history = record(ev.CheckpointAdopted(checkpoint=manifest.checkpoint))
-    for checkpoint in history.lineage:
-        if checkpoint.name not in on_disk:
-            history = record(ev.CheckpointRejected(name=checkpoint.name, reason="it is gone from the disk"))
+    for name, reason in history.set_aside.items():
+        # Recorded, but not on the disk when this claim was opened.
+        if reason == VOID and name in history.known and name not in (*on_disk, *history.rejected):
+            history = record(ev.CheckpointRejected(name=name, reason="it is gone from the disk"))
     return history
 
 

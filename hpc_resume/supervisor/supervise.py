@@ -88,9 +88,11 @@ class _Supervisor:
         history = self._history
         if history.stop is not None:
             return history.stop
-        if history.pending is not None and not history.cancelled:
+        # What a person asked for comes before whatever is still open.
+        asked = history.cancelled or history.resubmitted
+        if history.pending is not None and not asked and not _leads_nowhere(history.pending, history):
             return history.pending
-        decision = decide(self._config.recovery, history, None if history.cancelled else history.undecided)
+        decision = decide(self._config.recovery, history, None if asked else history.undecided)
         self._record(ev.Decided(decision=decision))
         return decision
 
@@ -130,6 +132,11 @@ class _Supervisor:
         self._writer.record(event)
         self._history = apply(self._history, event, self._folder.index)
         return self._history
+
+
+def _leads_nowhere(decision: Decision, history: History) -> bool:
+    """Tell whether the checkpoint that a decision names was rejected since."""
+    return decision.plan is not None and decision.plan.checkpoint in history.rejected
 
 
 def read_cancelled(folder: RunFolder) -> bool:

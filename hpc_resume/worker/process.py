@@ -14,6 +14,7 @@ import traceback
 from types import FrameType
 
 from hpc_resume.cluster.processes import boot_id, start_ticks
+from hpc_resume.cluster.torchrun import LAUNCHER
 from hpc_resume.errors import HpcResumeError
 from hpc_resume.journal.folder import RunFolder
 
@@ -42,7 +43,7 @@ class RankProcess:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
-        _die_with_parent()
+        _die_with_parent(os.environ.get(LAUNCHER))
         # The supervisor asks for this before it ends silent ranks.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         # Only a flag: all ranks agree on the step at which they leave.
@@ -93,8 +94,12 @@ def _as_child_of_a_rank() -> None:
     _die_with_parent()
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies: no rank may outlive its supervisor."""
+def _die_with_parent(parent: str | None = None) -> None:
+    """Have the kernel kill this process when the one that started it dies: no rank may outlive its supervisor.
+
+    `parent` is the pid that it should have, where that is known.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
-        os._exit(1)  # it died before we could ask
+    # It may have died before we could ask; an orphan belongs to process 1, or to whoever adopts orphans here.
+    if os.getppid() == 1 or (parent is not None and os.getppid() != int(parent)):
+        os._exit(1)

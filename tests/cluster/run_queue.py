@@ -1,0 +1,16 @@
+"""The local queue in a process of its own: `run_queue.py FOLDER PARALLELISM RUNS [STUB]`.
+
+With STUB, that program is started instead of the command line's supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from hpc_resume.cluster import local_queue
+
+folder, parallelism, runs, *stub = sys.argv[1:]
+if stub:
+    local_queue._command = lambda folder, index: [sys.executable, stub[0], folder, str(index)]
+local_queue.LocalQueue(folder, json.loads(runs), int(parallelism))()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervisor.harness import ScriptedRun, end_of, marked_processes, wait_until
+
+from hpc_resume.recovery import events as ev
+
+Queue = Callable[..., Any]
+
+
+def test_runs_are_started_in_their_order_one_after_another(queue: Queue) -> None:
+    one = queue(["0"], ["0"], ["0"])
+    assert end_of(one.process)[0] == 0
+    assert one.happened == ["start 0", "end 0", "start 1", "end 1", "start 2", "end 2"]
+
+
+def test_no_more_runs_are_alive_than_asked_for_and_no_place_stays_empty(queue: Queue) -> None:
+    two = queue(["waits"], ["waits"], ["0"], ["0"], parallelism=2)
+    wait_until(lambda: len(two.starts()) == 2, "two runs are started")
+    # Of the marked processes one is the queue.
+    assert len(marked_processes(two.run.mark)) == 3
+    assert sorted(two.starts()) == [0, 1]
+    two.run.say("go")
+    assert end_of(two.process)[0] == 0
+    alive = most = 0
+    for line in two.happened:
+        alive += 1 if line.startswith("start") else -1
+        most = max(most, alive)
+    assert most == 2
+    assert sorted(two.starts()) == [0, 1, 2, 3]
+
+
+def test_a_run_that_asks_for_it_goes_to_the_end_of_the_queue(queue: Queue) -> None:
+    one = queue(["75", "0"], ["0"], ["0"])
+    assert end_of(one.process)[0] == 0
+    assert one.starts() == [0, 1, 2, 0]
+
+
+def test_a_run_is_started_as_often_as_it_asks_and_is_told_how_often_that_was(queue: Queue) -> None:
+    one = queue([*["75"] * 9, "0"])
+    assert end_of(one.process)[0] == 0
+    assert one.starts() == [0] * 10
+    jobs = [(one.home / f"start-0-{count}").read_text().split()[0] for count in range(10)]
+    assert jobs == [f"{one.process.pid}_0"] * 10
+
+
+def test_a_run_whose_supervisor_was_killed_is_started_again(queue: Queue) -> None:
+    one = queue(["killed", "killed", "0"])
+    assert end_of(one.process)[0] == 0
+    assert one.starts() == [0, 0, 0]
+
+
+def test_a_run_whose_supervisor_was_killed_before_it_made_a_claim_is_given_up(queue: Queue) -> None:
+    one = queue(["stillborn", "0"], ["0"])
+    assert end_of(one.process)[0] == 9
+    assert one.starts() == [0, 1]
+
+
+@pytest.mark.parametrize("code", ["1", "2", "3", "143", "144"])
+def test_no_other_exit_code_starts_a_run_again(queue: Queue, code: str) -> None:
+    one = queue([code, "0"], ["0"])
+    assert end_of(one.process)[0] == int(code)
+    assert one.starts() == [0, 1]
+
+
+def test_a_stop_reaches_every_supervisor_and_nothing_is_started_after_it(queue: Queue) -> None:
+    two = queue(["waits", "0"], ["waits", "0"], ["0"], parallelism=2)
+    wait_until(lambda: len(two.starts()) == 2, "two runs are started")
+    two.process.send_signal(signal.SIGTERM)
+    assert end_of(two.process)[0] == 143
+    assert sorted(two.happened[2:]) == ["end 0", "end 1"]
+
+
+def test_a_run_whose_supervisor_was_killed_is_not_started_again_after_a_stop(queue: Queue) -> None:
+    one = queue(["waits", "0"])
+    wait_until(lambda: one.starts() == [0], "the run is started")
+    pid = int((one.home / "start-0-0").read_text().split()[1])
+    # Frozen, so that the queue learns of both at once.
+    one.process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    one.process.send_signal(signal.SIGTERM)
+    one.process.send_signal(signal.SIGCONT)
+    assert end_of(one.process)[0] == 9
+    assert one.starts() == [0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGCONT], ids=lambda number: number.name)
+def test_the_signals_of_submitit_mean_nothing(queue: Queue, number: signal.Signals) -> None:
+    one = queue(["waits"])
+    wait_until(lambda: one.starts() == [0], "the run is started")
+    one.process.send_signal(number)
+    one.run.say("go")
+    assert end_of(one.process)[0] == 0
+
+
+def test_real_supervisors_bring_a_run_through_its_incidents(scripted_run: Callable[..., ScriptedRun]) -> None:
+    run = scripted_run(
+        {"do": "loss", "step": 5, "onset": 4}, {"do": "node_lost", "step": 9}, {"do": "crash", "step": 11}
+    )
+    script = str(Path(__file__).with_name("run_queue.py"))
+    process = run.start_command([script, str(run.folder.submission.path), "1", "[0]"])
+    assert end_of(process)[0] == 0
+    assert [a.ended.cause for a in run.history.attempts if a.ended] == ["decided", "node", "crash", "finished"]
+    assert [c.request.restart_count for c in run.history.claims] == [0, 1, 2, 3]
+    assert {c.request.job_id for c in run.history.claims} == {f"{process.pid}_0"}
+    log = run.folder.supervisor_log().read_text()
+    assert "launch: first start" in log
+    assert "stop: finished" in log
+    run.check()
+
+
+def test_a_stop_of_the_queue_stops_real_ranks_cleanly(scripted_run: Callable[..., ScriptedRun]) -> None:
+    run = scripted_run({"do": "wait", "step": 6})
+    script = str(Path(__file__).with_name("run_queue.py"))
+    process = run.start_command([script, str(run.folder.submission.path), "1", "[0]"])
+    run.wait_for_word("waiting at 6")
+    process.send_signal(signal.SIGTERM)
+    assert end_of(process)[0] == 143
+    assert [e.step for e in run.events(ev.StopAgreed)] == [6]
+    run.check()

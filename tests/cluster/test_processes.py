@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_resume.cluster.processes import boot_id, is_running, send_signal, start_ticks
+
+WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(WAITS, stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_the_boot_id_stays_the_same_until_the_machine_starts_again() -> None:
+    assert boot_id() == boot_id()
+    assert re.fullmatch(r"[0-9a-f-]{36}", boot_id())
+
+
+def test_a_process_knows_its_own_start() -> None:
+    assert is_running(os.getpid(), start_ticks(os.getpid()))
+
+
+def test_a_later_process_has_no_earlier_start(child: subprocess.Popen[bytes]) -> None:
+    assert start_ticks(child.pid) >= start_ticks(os.getpid()) > 0
+    uptime_ticks = float(Path("/proc/uptime").read_text().split()[0]) * os.sysconf("SC_CLK_TCK")
+    assert start_ticks(child.pid) <= uptime_ticks
+
+
+def test_another_process_with_the_same_pid_is_not_taken_for_the_old_one(child: subprocess.Popen[bytes]) -> None:
+    earlier = start_ticks(child.pid) - 1
+    assert not is_running(child.pid, earlier)
+    send_signal(child.pid, earlier, signal.SIGKILL)
+    assert child.poll() is None
+    assert is_running(child.pid, start_ticks(child.pid))
+
+
+def test_what_is_left_of_a_dead_process_does_not_count_as_running() -> None:
+    child = subprocess.Popen(WAITS, stdin=subprocess.PIPE)
+    started = start_ticks(child.pid)
+    child.kill()
+    # Waits for the death and leaves the zombie.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{child.pid}").exists()
+    assert start_ticks(child.pid) == 0
+    assert not is_running(child.pid, started)
+    send_signal(child.pid, started, signal.SIGTERM)
+    child.communicate()
+    assert not is_running(child.pid, started)
+
+
+def test_a_pid_that_was_never_read_is_never_running(child: subprocess.Popen[bytes]) -> None:
+    assert not is_running(child.pid, 0)
+    assert not is_running(2**22 + 1, 0)
+    assert start_ticks(2**22 + 1) == 0
+
+
+def test_a_signal_reaches_the_process_that_is_meant(child: subprocess.Popen[bytes]) -> None:
+    send_signal(child.pid, start_ticks(child.pid), signal.SIGTERM)
+    assert child.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", [") S 1 1", "a b", "R) (Z"], ids=["parenthesis", "space", "both"])
+def test_a_command_with_an_odd_name_is_read_correctly(name: str, tmp_path: Path) -> None:
+    odd = tmp_path / name
+    odd.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(odd), "60"])
+    try:
+        # The name is in place once `sleep` has replaced the copy of this process.
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{process.pid}/comm").read_text().strip() != name:
+            assert time.monotonic() < deadline
+        uptime_ticks = float(Path("/proc/uptime").read_text().split()[0]) * os.sysconf("SC_CLK_TCK")
+        assert start_ticks(os.getpid()) <= start_ticks(process.pid) <= uptime_ticks
+    finally:
+        process.kill()
+        process.wait()

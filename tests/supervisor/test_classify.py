@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_resume.cluster.base import RankReport
+from hpc_resume.recovery import Decision, History, fold
+from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.decisions import Plan
+from hpc_resume.supervisor.classify import Watched, classify
+
+GONE = Watched(exit_code=1)
+GLOO = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4242"
+NCCL = "NCCL error: remote process exited or there was a network error"
+
+
+def rank(number: int, error: str = "", message: str = "", *, time: float = 0.0, by_user: bool = False) -> RankReport:
+    state = "failed" if error else "started"
+    return RankReport(
+        rank=number,
+        pid=100 + number,
+        state=state,
+        time=time,
+        error=error,
+        message=message,
+        place="train.py:step" if error else "",
+        by_user=by_user,
+    )
+
+
+def started(*events: ev.Event) -> History:
+    plan = Plan(checkpoint=None, step=0, position=0, branch=0)
+    first = Decision(number=1, action="launch", rule="first start", reason="", plan=plan)
+    begin = [ev.Decided(decision=first), ev.AttemptStarted(attempt=1, claim=1, data_seed=0, host="node1")]
+    return fold([*begin, *events])
+
+
+FINISHED = ev.RunFinished(attempt=1, step=9, position=72, loss=1.0, weights_digest="", model="")
+STOPPED = ev.StopAgreed(attempt=1, step=5, checkpoint="step-000000005.s000001")
+UNSAVED = ev.StopAgreed(attempt=1, step=5, checkpoint=None)
+BACK = ev.Decided(
+    decision=Decision(
+        number=2,
+        action="requeue",
+        rule="loss incident",
+        reason="loss is 9",
+        plan=Plan(checkpoint=None, step=0, position=0, branch=1, perturb=True),
+    )
+)
+
+TABLE: dict[str, tuple[list[ev.Event], Watched, list[RankReport], dict[str, Any]]] = {
+    "finished": ([FINISHED], Watched(exit_code=0), [rank(0)], {"cause": "finished"}),
+    "finished, then failed while leaving": ([FINISHED], GONE, [rank(0, "OSError")], {"cause": "finished"}),
+    "finished, though cancelled": ([FINISHED], Watched(exit_code=None, asked="cancelled"), [], {"cause": "finished"}),
+    "decided": ([BACK], Watched(exit_code=0), [rank(0)], {"cause": "decided", "message": "loss is 9"}),
+    "decided, and a rank failed on the way out": ([BACK], GONE, [rank(1, "RuntimeError", GLOO)], {"cause": "decided"}),
+    "cancelled": ([], Watched(exit_code=None, asked="cancelled"), [rank(0)], {"cause": "cancelled"}),
+    "preempted": ([STOPPED], Watched(exit_code=0), [rank(0)], {"cause": "preempted"}),
+    "asked to stop": ([STOPPED], Watched(exit_code=0, asked="terminated"), [rank(0)], {"cause": "terminated"}),
+    "out of time": ([STOPPED], Watched(exit_code=0, asked="deadline"), [rank(0)], {"cause": "deadline"}),
+    "asked, agreed, but the save failed": (
+        [UNSAVED],
+        Watched(exit_code=0, asked="deadline"),
+        [rank(0)],
+        {"cause": "deadline", "message": "asked to leave; could not save at step 5"},
+    ),
+    "asked, and killed before they agreed": (
+        [],
+        Watched(exit_code=None, asked="terminated"),
+        [rank(0), rank(1)],
+        {"cause": "terminated", "message": "asked to leave; nothing could be saved in time"},
+    ),
+    "asked, and crashed before they agreed": (
+        [],
+        Watched(exit_code=1, asked="terminated"),
+        [rank(0, "ValueError", "no")],
+        {"cause": "crash", "rank": 0},
+    ),
+    "silent": ([], Watched(exit_code=None, silent_s=200.0), [rank(0)], {"cause": "hang", "fingerprint": "hang"}),
+    "one rank's exception": (
+        [],
+        GONE,
+        [rank(0), rank(1, "ValueError", "bad batch")],
+        {"cause": "crash", "rank": 1, "message": "rank 1: ValueError: bad batch"},
+    ),
+    "an exception, and a peer that lost its connection first": (
+        [],
+        GONE,
+        [rank(0, "RuntimeError", GLOO, time=1.0), rank(1, "ValueError", "bad batch", time=2.0)],
+        {"cause": "crash", "rank": 1},
+    ),
+    "two exceptions: the first one": (
+        [],
+        GONE,
+        [rank(3, "ValueError", "first", time=1.0), rank(2, "KeyError", "second", time=2.0)],
+        {"cause": "crash", "rank": 3},
+    ),
+    "a killed rank, and a peer that lost its connection": (
+        [],
+        GONE,
+        [rank(1), rank(0, "RuntimeError", GLOO, time=1.0)],
+        {"cause": "crash", "rank": 1, "message": "rank 1 was killed", "fingerprint": "killed"},
+    ),
+    "a killed rank, and a peer in NCCL": (
+        [],
+        GONE,
+        [rank(0), rank(1, "DistBackendError", NCCL, time=1.0)],
+        {"cause": "crash", "rank": 0, "fingerprint": "killed"},
+    ),
+    "only lost connections": ([], GONE, [rank(2, "RuntimeError", GLOO)], {"cause": "crash", "rank": 2}),
+    "out of GPU memory": ([], GONE, [rank(1, "OutOfMemoryError", "CUDA out of memory")], {"cause": "out_of_memory"}),
+    "out of host memory": ([], GONE, [rank(1, "MemoryError")], {"cause": "out_of_memory"}),
+    "the user's mistake": (
+        [],
+        GONE,
+        [rank(0, "TrainerError", "no such model", by_user=True)],
+        {"cause": "input", "message": "no such model"},
+    ),
+    "nothing said": (
+        [],
+        Watched(exit_code=1),
+        [],
+        {"cause": "crash", "rank": None, "fingerprint": "exit 1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "watched", "reports", "expected"), TABLE.values(), ids=TABLE.keys())
+def test_the_cause_of_an_end(
+    events: list[ev.Event], watched: Watched, reports: list[RankReport], expected: dict[str, Any]
+) -> None:
+    ended = classify(started(*events), watched, reports, "node1")
+    assert {name: getattr(ended, name) for name in expected} == expected
+    assert (ended.attempt, ended.node, ended.found_later) == (1, "node1", False)
+
+
+def test_the_same_failure_has_the_same_fingerprint_whatever_its_numbers_are() -> None:
+    ends = [classify(started(), GONE, [rank(0, "ValueError", f"loss is {n}")], "node1") for n in (1, 2)]
+    assert ends[0].fingerprint == ends[1].fingerprint
+    other = classify(started(), GONE, [rank(0, "KeyError", "loss is 1")], "node1")
+    assert other.fingerprint != ends[0].fingerprint
+
+
+def test_a_decision_that_started_this_attempt_is_not_why_it_ended() -> None:
+    history = fold([ev.AttemptStarted(attempt=1, claim=1, data_seed=0, host="node1")])
+    ended = classify(history, GONE, [rank(0, "ValueError", "no")], "node1")
+    assert ended.cause == "crash"
