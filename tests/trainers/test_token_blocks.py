@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -231,8 +231,10 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the datasets library is installed")
-def test_a_saved_dataset_without_the_library_says_what_to_install(tmp_path: Path) -> None:
+def test_a_saved_dataset_without_the_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # what Python does when a module can't be imported
     saved = tmp_path / "saved"
     saved.mkdir()
     for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
@@ -241,9 +243,10 @@ def test_a_saved_dataset_without_the_library_says_what_to_install(tmp_path: Path
         prepare(tmp_path, DataConfig(paths=(str(saved),), sequence_tokens=2))
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("default")  # those of the libraries below it are not ours
 def test_a_saved_dataset_gives_its_rows(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = datasets.Dataset.from_dict({"body": ["ab", "", "cde"], "other": [1, 2, 3]})
     rows.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "splits")
