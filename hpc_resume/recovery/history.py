@@ -84,7 +84,7 @@ class History:
     disagreements: tuple[str, ...] = ()
     cancelled: bool = False
     binding_after: int = 0
-    """Stops decided up to this decision were lifted by a resubmission."""
+    """What was decided up to here was lifted by a resubmission."""
     crashes: tuple[tuple[str, str, int], ...] = ()
     """Fingerprint and node of each crash since a person last sent the run, and the step of the newest checkpoint."""
 
@@ -97,10 +97,8 @@ class History:
 
     @property
     def resubmitted(self) -> bool:
-        """Whether a person lifted the last stop and nobody has acted on that yet."""
-        return bool(
-            self.decisions and self.decisions[-1].action == "stop" and self.decisions[-1].number <= self.binding_after
-        )
+        """Whether a person sent the run again and nothing was decided since."""
+        return bool(self.decisions) and self.decisions[-1].number <= self.binding_after
 
     @property
     def next_decision(self) -> int:

@@ -88,16 +88,20 @@ class _Supervisor:
         history = self._history
         if history.stop is not None:
             return history.stop
-        # What a person asked for comes before whatever is still open.
+        # What a person asked for comes before whatever is still open, except a loss incident: that needs its rewind.
         asked = history.cancelled or history.resubmitted
         if history.pending is not None and not asked and not _leads_nowhere(history.pending, history):
             return history.pending
-        decision = decide(self._config.recovery, history, None if asked else history.undecided)
+        event = history.undecided
+        if history.cancelled or (history.resubmitted and not isinstance(event, ev.LossIncident)):
+            event = None
+        decision = decide(self._config.recovery, history, event)
         self._record(ev.Decided(decision=decision))
         return decision
 
     def _attempt(self) -> None:
         """Start the workers, watch them to their end, and record how that came."""
+        self._leave_if_replaced()
         self._history = quarantine(self._folder, self._history, self._record)
         number = self._history.next_attempt
         request = self._allocation.request(self._claim)
@@ -115,10 +119,13 @@ class _Supervisor:
             watched = watch(workers, self._folder.metrics(number), self._config.supervisor, around)
         finally:
             workers.kill()
-        if is_replaced(self._folder, self._claim):
-            raise RunBusyError(f"{self._folder.path}: a newer supervisor owns this run; claim {self._claim} leaves")
+        self._leave_if_replaced()
         self._read()
         self._record(classify(self._history, watched, workers.reports(), request.host))
+
+    def _leave_if_replaced(self) -> None:
+        if is_replaced(self._folder, self._claim):
+            raise RunBusyError(f"{self._folder.path}: a newer supervisor owns this run; claim {self._claim} leaves")
 
     def _end(self, outcome: Literal["requeued", "finished", "failed", "cancelled", "stopped"], message: str) -> None:
         self._record(ev.ClaimEnded(claim=self._claim, outcome=outcome, message=message))

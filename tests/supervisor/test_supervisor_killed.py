@@ -82,10 +82,6 @@ def test_a_run_that_is_sent_again_starts_wherever_the_supervisor_that_stopped_it
     run = scripted_run({"do": "crash", "step": 3, "error": "TrainerError"})
     assert run.supervise(kill=["after", number]) == -9
     run.resubmit()
-    if number == 5:
-        # Nothing was decided yet, so that the request lifts nothing.
-        assert run.supervise() == 1
-        run.resubmit()
     assert run.supervise() == 0
     assert run.history.decisions[-2].rule == "resubmitted"
     run.check()
