@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from types import FrameType
 
 from hpc_resume.cli.submission import create_submission, no_submission
 from hpc_resume.cluster.base import EXIT_REQUEUED
-from hpc_resume.cluster.local_allocation import JOB_ID, LocalAllocation
+from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT, LocalAllocation
+from hpc_resume.cluster.processes import tie_to_parent
 from hpc_resume.config import load_run
 from hpc_resume.config.check import check_before_submit
 from hpc_resume.config.load import dump_config, load_config
@@ -38,8 +40,15 @@ def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, R
     folder = SubmissionFolder(Path(config.runs_dir) / config.name)
     if not folder.path.exists():
         check_before_submit(config)
-        create_submission(config)
-    elif folder.config.read_text(encoding="utf-8") != dump_config(config):
+        try:
+            create_submission(config)
+        except ConfigError:
+            # Another element of the same array may have been faster; then its folder is compared like any other.
+            if not folder.path.exists():
+                raise
+    if not folder.config.exists():
+        raise no_submission(folder.path)
+    if folder.config.read_text(encoding="utf-8") != dump_config(config):
         raise ConfigError(
             f"{folder.path} was made from another config than {target} now is (compare {folder.config}); "
             "choose another name (name=...), or take the changes back"
@@ -77,10 +86,10 @@ class _Stop:
 
 
 def _supervise_in_child(command: list[str], restarts: int, stop: _Stop) -> int:
-    from hpc_resume.cluster.local_allocation import RESTART_COUNT
-
     environment = {**os.environ, JOB_ID: f"run-{os.getpid()}", RESTART_COUNT: str(restarts)}
-    with subprocess.Popen(command, env=environment) as process:
+    # Killed, this process could not start the supervisor again after a requeue; so that stops cleanly then.
+    tie = functools.partial(tie_to_parent, os.getpid(), signal.SIGTERM)
+    with subprocess.Popen(command, env=environment, preexec_fn=tie) as process:  # noqa: PLW1509 (one thread)
         stop.process = process
         if stop.heard:
             process.terminate()  # it was asked to stop while this one was starting

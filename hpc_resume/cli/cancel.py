@@ -22,8 +22,9 @@ def cancel(
     folder = find_submission(target)
     chosen = parse_runs(runs, folder)
     summaries = [s for s in summarize_submission(folder) if s.run in chosen]
-    # A run that failed, was stopped or was lost could be sent again; cancelled, it stays where it is.
-    ids = tuple(s.run for s in summaries if s.state not in ("finished", "cancelled", "cancelling"))
+    # A run that failed, was stopped or was lost could be sent again; cancelled, it stays where it is. One that is
+    # about to leave is named again: who asks twice wants to hear that it is.
+    ids = tuple(s.run for s in summaries if s.state not in ("finished", "cancelled"))
     if ids:
         writer = record_operator(folder, CancelRequested(runs=ids))
         # The supervisors see the record within a second; a run that still waits sees it when it starts.

@@ -50,8 +50,8 @@ def main() -> None:
     except typer.Abort:
         code = 130
     except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does; Python would complain when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has gone, as `head` does.
+        _give_up_output()
         code = 1
     except _UsageError as error:
         _refuse_usage(error)
@@ -60,7 +60,28 @@ def main() -> None:
             traceback.print_exc()
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        if os.environ.get("HPC_RESUME_VERBOSE"):
+            traceback.print_exc()
+        sys.stderr.write(f"error: {_in_one_line(error)}\n")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up_output()
+        raise SystemExit(1) from None
     raise SystemExit(code)
+
+
+def _give_up_output() -> None:
+    """Throw away what can't be written: Python would complain about it when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_one_line(error: OSError) -> str:
+    """Say what the system refused, and for which file if that is known."""
+    where = f"can't use {error.filename}: " if error.filename is not None else ""
+    text = f"{where}{error.strerror or error}"
+    return f"{' '.join(text.split())}; see to that and try again (`-v` before the verb shows where it came from)"
 
 
 def _refuse_usage(error: Any) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,8 +23,16 @@ from hpc_resume.reporting.summary import RunSummary
 
 
 def write_json(value: Any) -> None:
-    """Print one JSON document."""
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    """Print one JSON document; a number that is not finite becomes null, since JSON has none."""
+    sys.stdout.write(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _WIDE = 100_000
@@ -117,6 +126,9 @@ def show_reports(reports: list[Report], *, as_json: bool) -> None:
             _write_table(("when", "step", "what happened"), rows)
         for name, value in report.costs.items():
             _say(f"  {name}: {value}")
+        for name, count in report.odd.items():
+            if count:
+                _say(f"  {name}: {count}")
         _say(f"report: {report.page}")
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from hpc_resume.journal.folder import RunFolder
+    from hpc_resume.recovery.events import ClaimRequested
 
 
 def resubmit(
     target: Path = typer.Argument(..., help="The folder of a submission, or its YAML file."),
     runs: str = typer.Option(None, "--runs", help="Which runs, like 3,7-9; all if not given."),
     cancelled: bool = typer.Option(False, "--cancelled", help="Also bring back runs that were cancelled."),
+    owner_is_gone: bool = typer.Option(
+        False, "--owner-is-gone", help="Also send runs whose supervisor can't be asked from here: you know it is gone."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print which runs would be sent; change nothing."),
     detach: bool = typer.Option(False, "--detach", help="Do not wait for runs on this machine."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
@@ -21,7 +30,7 @@ def resubmit(
     """
     from hpc_resume.cli import output
     from hpc_resume.cli.choose_runs import parse_runs
-    from hpc_resume.cli.submission import find_submission, send
+    from hpc_resume.cli.submission import find_submission, newest_command, send
     from hpc_resume.cluster.choose import cluster_kind
     from hpc_resume.config.load import load_config
     from hpc_resume.recovery.events import ResubmitRequested
@@ -30,13 +39,55 @@ def resubmit(
     folder = find_submission(target)
     config = load_config(folder.config)
     chosen = parse_runs(runs, folder)
+    # Read before the states are, so that a cancellation in between is not lifted unseen.
+    lifts = newest_command(folder) if cancelled else None
+    silent = {run: owner for run in chosen if (owner := _silent_owner(folder.run(run))) is not None}
+    gone = silent if owner_is_gone else {}
     wanted = {"failed", "stopped", "lost"} | ({"cancelled"} if cancelled else set())
-    again = [s for s in summarize_submission(folder) if s.run in chosen and s.state in wanted]
+    again = []
+    for summary in summarize_submission(folder):
+        if summary.run in silent:
+            # Whatever its state says, nobody here knows whether somebody is still at it.
+            if summary.run in gone and (cancelled or summary.state not in ("cancelled", "cancelling")):
+                again.append(summary)
+        elif summary.run in chosen and summary.state in wanted:
+            again.append(summary)
+    for run in sorted(silent.keys() - gone.keys()):
+        sys.stderr.write(f"{_left_alone(run, silent[run])}\n")
     ids = tuple(s.run for s in again)
     if dry_run or not ids:
         output.show_changed("would be sent again" if dry_run else "sent again", ids, len(chosen), as_json=as_json)
         return
     kind = cluster_kind(config)
-    after = {str(s.run): s.last_decision for s in again}
-    job_id = send(folder, config, kind, ResubmitRequested(runs=ids, after=after, cluster=kind), new=False)
+    intent = ResubmitRequested(
+        runs=ids,
+        after={str(s.run): s.last_decision for s in again},
+        cluster=kind,
+        lifts=lifts,
+        gone={str(run): gone[run].claim for run in ids if run in gone},
+    )
+    job_id = send(folder, config, kind, intent, new=False)
     output.after_sending(folder, config, kind, job_id, list(ids), detach=detach, as_json=as_json)
+
+
+def _silent_owner(run: RunFolder) -> ClaimRequested | None:
+    """Return the newest supervisor that can't be asked from here, unless another one is alive."""
+    from hpc_resume.cluster.local_allocation import LocalAllocation
+    from hpc_resume.journal.reader import read_journal
+
+    found = None
+    for claim in read_journal(run).history.claims:
+        if claim.ended is None:
+            state = LocalAllocation().liveness(claim.request)
+            if state == "alive":
+                return None
+            if state == "unknown":
+                found = claim.request
+    return found
+
+
+def _left_alone(run: int, owner: ClaimRequested) -> str:
+    return (
+        f"run {run} is left alone: its supervisor (process {owner.pid} on {owner.host}) can't be asked from here; "
+        "if you know that it is gone, add --owner-is-gone"
+    )

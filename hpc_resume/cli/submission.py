@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from hpc_resume.config.sweep import expand
 from hpc_resume.errors import ClusterError, ConfigError
 from hpc_resume.journal.folder import SubmissionFolder, make_private
 from hpc_resume.journal.reader import numbers
-from hpc_resume.journal.writer import JournalWriter, sync_folder
+from hpc_resume.journal.writer import JournalWriter, sync_file, sync_folder
 from hpc_resume.recovery import events as ev
 
 _PACKAGES = ("hpc_resume", "torch", "deepspeed", "transformers", "accelerate", "submitit")
@@ -26,6 +28,8 @@ _PACKAGES = ("hpc_resume", "torch", "deepspeed", "transformers", "accelerate", "
 
 def create_submission(config: RunConfig) -> SubmissionFolder:
     """Create the folder of a submission with its resolved config and a folder for each run.
+
+    It is made under another name and then renamed, so that nobody ever sees half of it.
 
     Raises:
         ConfigError: there is such a folder already, or it can't be made.
@@ -41,21 +45,33 @@ def create_submission(config: RunConfig) -> SubmissionFolder:
             f"can't create {config.runs_dir}: {error.strerror}; set runs_dir to a folder you can write to"
         ) from error
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise _taken(path) from None
+        half_made = Path(tempfile.mkdtemp(prefix=f".{config.name}.", suffix=".tmp", dir=config.runs_dir))
+        try:
+            _fill(SubmissionFolder(half_made), config)
+            half_made.rename(path)
+        except BaseException:
+            shutil.rmtree(half_made, ignore_errors=True)
+            raise
+        sync_folder(path.parent)
     except OSError as error:
+        if path.exists():
+            raise _taken(path) from None
         raise ConfigError(
             f"can't create {path}: {error.strerror}; set runs_dir to a folder you can write to"
         ) from error
+    return folder
+
+
+def _fill(folder: SubmissionFolder, config: RunConfig) -> None:
     for index in range(len(expand(config))):
         run = folder.run(index)
         for sub in (run.path, run.journal, run.checkpoints):
             make_private(sub)
     folder.config.write_text(dump_config(config), encoding="utf-8")
     folder.provenance.write_text(json.dumps(_provenance(), indent=1) + "\n", encoding="utf-8")
-    sync_folder(path)
-    return folder
+    for file in (folder.config, folder.provenance):
+        sync_file(file)
+    sync_folder(folder.path)
 
 
 def _taken(path: Path) -> ConfigError:
@@ -96,11 +112,18 @@ def no_submission(path: Path) -> ConfigError:
 def record_operator(folder: SubmissionFolder, intent: ev.Event) -> JournalWriter:
     """Record what a command is about to do, in a file of its own."""
     while True:
-        taken = numbers(folder.path, "operator")
+        number = newest_command(folder) + 1
+        if isinstance(intent, ev.CancelRequested):
+            intent = replace(intent, operator=number)
         try:
-            return JournalWriter(folder.operator(taken[-1] + 1 if taken else 1), intent)
+            return JournalWriter(folder.operator(number), intent)
         except FileExistsError:
             continue  # another command was faster; take the next number
+
+
+def newest_command(folder: SubmissionFolder) -> int:
+    """Return the number of the newest command that changed something; 0 if there was none."""
+    return max(numbers(folder.path, "operator"), default=0)
 
 
 def send(

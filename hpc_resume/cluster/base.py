@@ -13,6 +13,7 @@ from hpc_resume.recovery.events import ClaimRequested
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
+EXIT_INPUT = 2
 EXIT_BUSY = 3
 EXIT_REQUEUED = 75
 """`EX_TEMPFAIL`: the run wants to go back to the queue."""
@@ -47,7 +48,11 @@ class Workers(Protocol):
         ...
 
     def kill(self) -> None:
-        """End every rank at once and wait until they are gone."""
+        """End every rank at once and wait until they are gone.
+
+        Raises:
+            ClusterError: they don't go; nothing may be started beside them.
+        """
         ...
 
     def reports(self) -> list[RankReport]:
@@ -67,11 +72,15 @@ class Allocation(Protocol):
         ...
 
     def end_leftovers(self, folder: RunFolder, attempt: int) -> None:
-        """End whatever processes of a lost attempt are still running here."""
+        """End whatever processes of a lost attempt are still running here.
+
+        Raises:
+            ClusterError: they don't go; nothing may be started beside them.
+        """
         ...
 
-    def start(self, folder: RunFolder, attempt: int, ranks: int) -> Workers:
-        """Start the workers of an attempt."""
+    def start(self, folder: RunFolder, attempt: int, claim: int, ranks: int) -> Workers:
+        """Start the workers of an attempt, which belongs to this claim."""
         ...
 
     def seconds_left(self) -> float | None:

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from hpc_resume.cluster.local_queue import LocalQueue
+from hpc_resume.cluster.local_queue import QUEUE_LOG, LocalQueue
 from hpc_resume.cluster.processes import is_running, send_signal, start_ticks
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import ClusterError
@@ -55,7 +55,7 @@ def _submit_in_child(folder: SubmissionFolder, queue: LocalQueue, write: int) ->
     os.setsid()
     try:
         folder.cluster.mkdir(mode=0o700, exist_ok=True)
-        with (folder.cluster / "queue.out").open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        with (folder.cluster / QUEUE_LOG).open("ab") as output, Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)

@@ -6,31 +6,52 @@ ends without a word; here a run is started as long as it asks for it and makes a
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hpc_resume.cluster.base import EXIT_REQUEUED
+from hpc_resume.cluster.base import EXIT_BUSY, EXIT_INPUT, EXIT_STOPPED
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
-from hpc_resume.journal.folder import SubmissionFolder
-from hpc_resume.journal.reader import numbers
+from hpc_resume.cluster.processes import tie_to_parent
+from hpc_resume.errors import JournalError
+from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.journal.reader import numbers, read_journal
+from hpc_resume.recovery import History
+from hpc_resume.recovery.events import ClaimEnded
 
+QUEUE_LOG = "queue.out"
+"""What the queue says, in the submission's folder for the cluster's files."""
 _POLL_S = 0.1
+_MAX_FRUITLESS = 5
+_PAUSE_S = 1.0
 
 
 @dataclass
 class _Element:
-    index: int
-    restarts: int = 0
-    claims: int = 0
+    """One run, and what is known of its starts."""
+
+    run: RunFolder
+    starts: int = 0
+    fruitless: int = 0
+    """Starts in a row that led to no attempt."""
+    not_before: float = 0.0
+    """Time on the monotonic clock."""
+    claim: int = 0
+    """The newest claim that there was before the last start."""
+    attempts: int = 0
+    """Attempts that there were before the last start."""
     process: subprocess.Popen[bytes] | None = None
+
+    def exit_code(self) -> int | None:
+        """Return how the supervisor ended; None while it runs."""
+        return self.process.poll() if self.process is not None else None
 
 
 @dataclass
@@ -50,13 +71,14 @@ class LocalQueue:
         return DelayedSubmission(self)
 
     def __call__(self) -> None:
-        """Run every element until none asks to be started again; end with the worst exit code."""
+        """Run every element until none is to be started again; end with the worst exit code."""
         stopping = _StopFlag()
         for name, value in self.environment.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        waiting = deque(_Element(index) for index in self.runs)
+        submission = SubmissionFolder(Path(self.folder))
+        waiting = [_Element(submission.run(index)) for index in self.runs]
         running: list[_Element] = []
         worst = 0
         while waiting or running:
@@ -65,52 +87,115 @@ class LocalQueue:
                 for element in running:
                     _forward_stop(element)
                 stopping.requested = False
-            while waiting and len(running) < self.parallelism:
-                running.append(self._start(waiting.popleft()))
+            due = [element for element in waiting if element.not_before <= time.monotonic()]
+            for element in due[: self.parallelism - len(running)]:
+                waiting.remove(element)
+                if self._start(element):
+                    running.append(element)
+                else:
+                    worst = max(worst, EXIT_STOPPED)
             time.sleep(_POLL_S)
-            for element in [e for e in running if e.process and e.process.poll() is not None]:
+            for element in list(running):
+                code = element.exit_code()
+                if code is None:
+                    continue
                 running.remove(element)
-                code = element.process.returncode if element.process else 0
-                if self._wants_restart(element, code) and not stopping.heard:
-                    element.restarts += 1
+                if not stopping.heard and self._starts_again(element, code):
                     waiting.append(element)
                 else:
                     worst = max(worst, abs(code))
         raise SystemExit(min(worst, 255))
 
-    def _start(self, element: _Element) -> _Element:
-        run = SubmissionFolder(Path(self.folder)).run(element.index)
-        element.claims = len(numbers(run.journal, "claim"))
-        log = run.supervisor_log()
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def _start(self, element: _Element) -> bool:
+        """Start a supervisor, but not for a run that was cancelled."""
+        run = element.run
+        history = self._read(run)
+        if history.cancelled:
+            self._say(run, "cancelled by a person; not started")
+            return False
+        element.claim = max(numbers(run.journal, "claim"), default=0)
+        element.attempts = len(history.attempts)
         environment = {
             **os.environ,
-            JOB_ID: f"{os.getpid()}_{element.index}",
-            RESTART_COUNT: str(element.restarts),
+            JOB_ID: f"{os.getpid()}_{run.index}",
+            RESTART_COUNT: str(element.starts),
         }
+        element.starts += 1
+        log = run.supervisor_log()
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with log.open("ab") as output:
             element.process = subprocess.Popen(
-                _command(self.folder, element.index),
+                _command(self.folder, run.index),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=environment,
+                # Without this queue nobody would start it again after a requeue; so it stops cleanly, and can be
+                # sent again. The queue has one thread, so that code between fork and exec is safe here.
+                preexec_fn=functools.partial(tie_to_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509
             )
-        return element
+        return True
 
-    def _wants_restart(self, element: _Element, code: int) -> bool:
-        """Restart on request, and like Slurm after a lost node: when the supervisor was killed.
+    def _starts_again(self, element: _Element, code: int) -> bool:
+        """Restart on request, and like Slurm after a lost node: when the supervisor did not end by its own decision.
 
-        A supervisor that dies before it can make a claim would do so again; that is not restarted.
+        That is in the journal; exit codes of a crash and of a decision can be the same. A supervisor that never
+        gets as far as an attempt is given a few more tries, at growing distances.
         """
-        if code == EXIT_REQUEUED:
+        if code in (EXIT_INPUT, EXIT_BUSY):
+            return False
+        history = self._read(element.run)
+        ended = _end_of_claim(history, element.claim)
+        if ended is not None and ended.outcome != "requeued":
+            return False
+        if len(history.attempts) > element.attempts:
+            element.fruitless = 0
             return True
-        run = SubmissionFolder(Path(self.folder)).run(element.index)
-        return code < 0 and len(numbers(run.journal, "claim")) > element.claims
+        element.fruitless += 1
+        if element.fruitless >= _MAX_FRUITLESS:
+            self._say(
+                element.run,
+                f"given up: {element.fruitless} starts in a row led to no attempt, the last ended with exit code "
+                f"{code}; see {element.run.supervisor_log()}, and when that is mended: "
+                f"python -m hpc_resume resubmit {self.folder}",
+                also=element.run.supervisor_log(),
+            )
+            return False
+        pause_s = _PAUSE_S * 2 ** (element.fruitless - 1)
+        element.not_before = time.monotonic() + pause_s
+        self._say(element.run, f"ended with exit code {code} before any attempt; again in {pause_s:g} s")
+        return True
+
+    def _read(self, run: RunFolder) -> History:
+        """Read what a run's journal says; one that can't be read must not end the other runs."""
+        try:
+            return read_journal(run).history
+        except (JournalError, OSError) as error:
+            self._say(run, f"can't read its journal: {error}")
+            return History()
+
+    def _say(self, run: RunFolder, text: str, *, also: Path | None = None) -> None:
+        """Leave word for people; a full disk must not end the runs."""
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} queue run {run.index}: {text}\n"
+        log = run.submission.cluster / QUEUE_LOG
+        for path in (log,) if also is None else (log, also):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(line)
+            except OSError:
+                continue
 
 
 def _command(folder: str, index: int) -> list[str]:
     return [sys.executable, "-m", "hpc_resume", "run", folder, "--index", str(index)]
+
+
+def _end_of_claim(history: History, after: int) -> ClaimEnded | None:
+    """Return how the newest supervisor that owned the run since claim `after` said that it ended, if it did."""
+    opened = [c for c in history.claims if c.opened and c.request.claim > after]
+    ended = opened[-1].ended if opened else None
+    return ended if isinstance(ended, ClaimEnded) else None
 
 
 class _StopFlag:
@@ -129,5 +214,5 @@ class _StopFlag:
 
 
 def _forward_stop(element: _Element) -> None:
-    if element.process is not None and element.process.poll() is None:
+    if element.exit_code() is None and element.process is not None:
         element.process.send_signal(signal.SIGTERM)

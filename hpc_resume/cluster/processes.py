@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
 
 
 def boot_id() -> str:
     """Return an id that changes with every start of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def pid_namespace() -> str:
+    """Return the name of the world in which the pids that this process sees are counted."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def machine_id() -> str:
+    """Return an id that stays with the machine; empty where there is none, as in many containers."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def tie_to_parent(parent: int | None, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the one that started it dies.
+
+    Leaves at once if that has happened already; `parent` is the pid that it should have, None where nobody knows.
+    Safe between fork and exec, and stays in force over an exec.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+    # It may have died before we could ask; an orphan belongs to process 1, or to whoever adopts orphans here.
+    found = os.getppid()
+    if found != parent if parent is not None else found == 1:
+        os._exit(1)
 
 
 def start_ticks(pid: int) -> int:

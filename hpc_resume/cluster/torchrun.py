@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from hpc_resume.cluster.base import RankReport
-from hpc_resume.cluster.processes import boot_id, is_running, send_signal
+from hpc_resume.cluster.processes import boot_id, is_running, send_signal, tie_to_parent
+from hpc_resume.errors import ClusterError
 from hpc_resume.journal.folder import RunFolder
 
 LAUNCHER = "HPC_RESUME_LAUNCHER"
 """Environment variable of every rank: the pid of the torchrun process that is its parent."""
-_PR_SET_PDEATHSIG = 1
+_END_LIMIT_S = 30.0
 
 
 class TorchrunWorkers:
     """The ranks of one attempt, and the torchrun process above them."""
 
-    def __init__(self, folder: RunFolder, attempt: int, ranks: int) -> None:
-        """Start them; each rank says of itself which process it is."""
+    def __init__(self, folder: RunFolder, attempt: int, claim: int, ranks: int) -> None:
+        """Start them for this claim; each rank says of itself which process it is."""
         self._folder = folder
         self._attempt = attempt
         log = folder.launcher_log(attempt)
@@ -35,12 +37,11 @@ class TorchrunWorkers:
             *("/bin/sh", "-c", f'export {LAUNCHER}=$$; exec "$@"', "sh"),
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"),
-            *("--module", "hpc_resume.worker", str(folder.path), str(attempt)),
+            *("--module", "hpc_resume.worker", str(folder.path), str(attempt), str(claim)),
         ]
         environment = dict(os.environ)
         # Without this every rank of a machine takes all of its cores, and they trample on each other.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
-        libc = ctypes.CDLL(None)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -50,7 +51,7 @@ class TorchrunWorkers:
                 env=environment,
                 start_new_session=True,
                 # The supervisor has one thread, so that code between fork and exec is safe here.
-                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+                preexec_fn=functools.partial(tie_to_parent, os.getpid(), signal.SIGKILL),  # noqa: PLW1509
             )
 
     def wait(self, timeout_s: float) -> int | None:
@@ -66,9 +67,16 @@ class TorchrunWorkers:
             send_signal(process["pid"], process["start_ticks"], number)
 
     def kill(self) -> None:
-        """End torchrun and every rank, and wait until they are gone."""
+        """End torchrun and every rank, and wait until they are gone.
+
+        Raises:
+            ClusterError: they don't go.
+        """
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise _stuck(self._attempt, [self._process.pid], _END_LIMIT_S) from error
         end_processes(self._folder, self._attempt)
 
     def reports(self) -> list[RankReport]:
@@ -90,15 +98,29 @@ class TorchrunWorkers:
         return sorted(found, key=lambda report: report.time)
 
 
-def end_processes(folder: RunFolder, attempt: int) -> None:
-    """Kill the ranks of an attempt that still run on this machine, and wait until they are gone."""
+def end_processes(folder: RunFolder, attempt: int, limit_s: float = _END_LIMIT_S) -> None:
+    """Kill the ranks of an attempt that still run on this machine, and wait until they are gone.
+
+    Raises:
+        ClusterError: some are still there after `limit_s`; nothing may be started beside them.
+    """
     processes = _processes(folder, attempt)
     for process in processes:
         send_signal(process["pid"], process["start_ticks"], signal.SIGKILL)
-    for process in processes:
-        # A killed rank can take a moment to leave the kernel; nothing new may start beside it.
-        while is_running(process["pid"], process["start_ticks"]):
-            time.sleep(0.01)
+    deadline = time.monotonic() + limit_s
+    # A killed rank can take a moment to leave the kernel; nothing new may start beside it.
+    while left := [p["pid"] for p in processes if is_running(p["pid"], p["start_ticks"])]:
+        if time.monotonic() > deadline:
+            raise _stuck(attempt, left, limit_s)
+        time.sleep(0.01)
+
+
+def _stuck(attempt: int, pids: list[int], waited_s: float) -> ClusterError:
+    return ClusterError(
+        f"can't end process {', '.join(map(str, pids))} of attempt {attempt} on {socket.gethostname()}: killed "
+        f"{waited_s:.0f} s ago and still there, as when a disk or a GPU does not answer; nothing is started beside it, "
+        "so see to that machine and then `resubmit`"
+    )
 
 
 def _processes(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:

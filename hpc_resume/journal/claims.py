@@ -34,9 +34,9 @@ def open_claim(
 ) -> tuple[int, JournalWriter, Journal]:
     """Become the owner of a run, or refuse.
 
-    Every older claim without an end must be dead. Of two supervisors that start at the same time the one with the
-    lower number wins, since the other sees it alive. The list of committed checkpoints that is recorded here voids
-    whatever an older claim commits later.
+    Every older claim without an end must be dead, or a person must have said that it is gone. Of two supervisors that
+    start at the same time the one with the lower number wins, since the other sees it alive. The list of committed
+    checkpoints that is recorded here voids whatever an older claim commits later.
 
     Raises:
         RunBusyError: an older claim lives, or may live.
@@ -44,19 +44,23 @@ def open_claim(
     number, writer = request_claim(folder, make_request)
     journal = read_journal(folder)
     writer.saw(journal.counts)
+    gone = _known_to_be_gone(journal)
+    lost: list[ev.ClaimLost] = []
     for claim in journal.history.claims:
         if claim.request.claim >= number or claim.ended is not None:
             continue
         state = liveness(claim.request)
-        if state != "dead":
+        declared = state == "unknown" and claim.request.claim <= gone
+        if state != "dead" and not declared:
             reason = _busy(claim, state)
             writer.record(ev.ClaimRefused(claim=number, owner=claim.request.claim, reason=reason))
             writer.close()
             raise RunBusyError(f"{folder.path}: {reason}")
+        reason = "a person said that it is gone" if declared else "ended without a word"
+        lost.append(ev.ClaimLost(claim=claim.request.claim, reason=reason))
     writer.record(ev.ClaimOpened(claim=number, committed=tuple(list_committed())))
-    for claim in journal.history.claims:
-        if claim.request.claim < number and claim.ended is None:
-            writer.record(ev.ClaimLost(claim=claim.request.claim, reason="ended without a word"))
+    for event in lost:
+        writer.record(event)
     return number, writer, read_journal(folder)
 
 
@@ -67,8 +71,14 @@ def _busy(claim: Claim, state: Liveness) -> str:
         return f"supervisor {owner.claim} is alive: {where}; `cancel` it first, or let it finish"
     return (
         f"supervisor {owner.claim} may be alive: {where} can't be asked from here; "
-        f"run this on {owner.host}, or end that process first"
+        f"run this on {owner.host}, or, if you know that it is gone: `resubmit --owner-is-gone`"
     )
+
+
+def _known_to_be_gone(journal: Journal) -> int:
+    """Return the newest claim that a person has declared to be over."""
+    asked = [r.event for r in journal.records if isinstance(r.event, ev.ResubmitRequested)]
+    return max((event.gone.get(str(journal.run), 0) for event in asked), default=0)
 
 
 def is_replaced(folder: RunFolder, claim: int) -> bool:

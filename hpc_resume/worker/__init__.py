@@ -1,1 +1,1 @@
-"""One training process: `python -m hpc_resume.worker RUN_FOLDER ATTEMPT`, started once per rank."""
+"""One training process: `python -m hpc_resume.worker RUN_FOLDER ATTEMPT CLAIM`, started once per rank."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
@@ -13,12 +12,10 @@ import time
 import traceback
 from types import FrameType
 
-from hpc_resume.cluster.processes import boot_id, start_ticks
+from hpc_resume.cluster.processes import boot_id, start_ticks, tie_to_parent
 from hpc_resume.cluster.torchrun import LAUNCHER
 from hpc_resume.errors import HpcResumeError
 from hpc_resume.journal.folder import RunFolder
-
-_PR_SET_PDEATHSIG = 1
 
 
 class RankProcess:
@@ -43,7 +40,9 @@ class RankProcess:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
-        _die_with_parent(os.environ.get(LAUNCHER))
+        # No rank may outlive its supervisor: that kills its launcher, and the kernel the rest.
+        launcher = os.environ.get(LAUNCHER)
+        tie_to_parent(int(launcher) if launcher else None, signal.SIGKILL)
         # The supervisor asks for this before it ends silent ranks.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         # Only a flag: all ranks agree on the step at which they leave.
@@ -53,8 +52,11 @@ class RankProcess:
 
     def report_failure(self, error: BaseException) -> None:
         """Say why this rank failed: exit codes lie."""
-        traceback.print_exception(error)
-        sys.stderr.flush()
+        try:
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        except OSError:
+            pass  # no room for the log; the report is smaller, and worth a try
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].name}" if frames else ""
         self._report(
@@ -91,15 +93,4 @@ def _as_child_of_a_rank() -> None:
     """Make a forked DataLoader worker live exactly as long as its rank."""
     # Slurm signals every process of a step; a loader process that died of it would take the rank with it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-    _die_with_parent()
-
-
-def _die_with_parent(parent: str | None = None) -> None:
-    """Have the kernel kill this process when the one that started it dies: no rank may outlive its supervisor.
-
-    `parent` is the pid that it should have, where that is known.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before we could ask; an orphan belongs to process 1, or to whoever adopts orphans here.
-    if os.getppid() == 1 or (parent is not None and os.getppid() != int(parent)):
-        os._exit(1)
+    tie_to_parent(None, signal.SIGKILL)

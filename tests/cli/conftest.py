@@ -93,7 +93,9 @@ def _send(folder: SubmissionFolder, index: int, *, alive: bool) -> None:
 def _own(folder: SubmissionFolder, index: int, state: str) -> None:
     run = folder.run(index)
     me = LocalAllocation().request(1)
-    writer = JournalWriter(run.claim(1), me if state == "running" else replace(me, start_ticks=1))
+    if state == "out of reach":
+        me = replace(me, boot_id="there", host="elsewhere")
+    writer = JournalWriter(run.claim(1), me if state in ("running", "out of reach") else replace(me, start_ticks=1))
     for event in (
         ev.ClaimOpened(claim=1, committed=()),
         ev.Decided(decision=START),
@@ -139,6 +141,6 @@ def _endings(state: str, model: str) -> tuple[ev.Event, ...]:
                 ev.Decided(decision=decision),
                 ev.ClaimEnded(claim=1, outcome="requeued", message="preempted"),
             )
-        case "running" | "lost":
+        case "running" | "lost" | "out of reach":
             return ()
     raise ValueError(f"no run can be {state}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,6 +197,33 @@ def test_without_a_verb_the_help_is_shown(command: Command) -> None:
     done = command()
     assert done.returncode == 2
     assert done.stderr.startswith("Usage: python -m hpc_resume")
+
+
+def test_a_file_that_can_not_be_used_is_one_line(command: Command, submission: SubmissionFolder) -> None:
+    path = submission.operator(1)
+    path.mkdir()
+    done = command("cancel", submission.path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: can't use {path}: Is a directory; ")
+    assert len(done.stderr.splitlines()) == 1
+    assert command("-v", "cancel", submission.path).stderr.startswith("Traceback")
+
+
+@pytest.mark.usefixtures("submission")
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpc_resume", "status", "runs/small"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: No space left on device; ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_verbose_shows_where_an_error_came_from_and_keeps_the_exit_code(command: Command) -> None:

@@ -6,13 +6,17 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpc_resume.cluster.local import LocalCluster
 from hpc_resume.journal.folder import SubmissionFolder
+from hpc_resume.journal.reader import read_operator
+from hpc_resume.recovery import events as ev
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 MakeRuns = Callable[..., SubmissionFolder]
@@ -160,6 +164,50 @@ def test_cancel_takes_every_run_that_did_not_finish(command: Command, make_runs:
     assert answer(command("cancel", folder.path, "--json")) == {"runs": cancelled, "what": "cancelled"}
     states = [run["state"] for run in answer(command("status", folder.path, "--json"))]
     assert states == ["cancelled", "cancelling", "cancelled", "finished", *["cancelled"] * 5]
+
+
+def test_cancel_names_a_run_that_is_about_to_leave_again(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("running")
+    assert command("cancel", folder.path).stdout == "cancelled: 0 (of 1)\n"
+    assert answer(command("status", folder.path, "--json"))[0]["state"] == "cancelling"
+    assert command("cancel", folder.path).stdout == "cancelled: 0 (of 1)\n"
+
+
+def test_resubmit_tells_of_an_owner_that_can_not_be_asked_and_takes_a_persons_word(
+    command: Command, make_runs: MakeRuns
+) -> None:
+    folder = make_runs("out of reach", "running", "failed")
+    done = command("resubmit", folder.path, "--dry-run")
+    assert done.stdout == "would be sent again: 2 (of 3)\n"
+    assert done.stderr.startswith("run 0 is left alone: its supervisor (process ")
+    assert done.stderr.endswith(
+        "on elsewhere) can't be asked from here; if you know that it is gone, add --owner-is-gone\n"
+    )
+    done = command("resubmit", folder.path, "--owner-is-gone", "--dry-run")
+    assert (done.stdout, done.stderr) == ("would be sent again: 0, 2 (of 3)\n", "")
+
+
+def test_that_word_is_recorded_for_the_runs_that_it_is_about(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("out of reach", "failed")
+    for run in folder.runs():
+        run.path.chmod(0o770)  # so that each supervisor refuses at once, and nothing is trained
+    sent = answer(command("resubmit", folder.path, "--owner-is-gone", "--detach", "--json"))
+    while LocalCluster().is_alive(sent["job_id"]):
+        time.sleep(0.05)
+    asked = [r.event for r in read_operator(folder) if isinstance(r.event, ev.ResubmitRequested)]
+    assert [(e.runs, e.gone) for e in asked] == [((0, 1), {"0": 1})]
+
+
+def test_resubmit_brings_back_what_was_cancelled_before_and_nothing_else(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("failed")
+    command("cancel", folder.path)
+    folder.run(0).path.chmod(0o770)  # so that the supervisor refuses at once, and nothing is trained
+    sent = answer(command("resubmit", folder.path, "--cancelled", "--detach", "--json"))
+    while LocalCluster().is_alive(sent["job_id"]):
+        time.sleep(0.05)
+    assert answer(command("status", folder.path, "--json"))[0]["state"] != "cancelled"
+    command("cancel", folder.path)
+    assert answer(command("status", folder.path, "--json"))[0]["state"] == "cancelled"
 
 
 def test_what_is_cancelled_stays_cancelled(command: Command, make_runs: MakeRuns) -> None:

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 class StubbedQueue:
     """A local queue in a process of its own, whose supervisors do what they are told."""
 
-    def __init__(self, run: ScriptedRun, words: list[list[str]], parallelism: int) -> None:
+    def __init__(self, run: ScriptedRun, words: list[list[str]], parallelism: int, pause_s: float) -> None:
         self.run = run
         self.home = run.folder.submission.path
         (self.home / "script.json").write_text(json.dumps(words))
@@ -22,12 +22,20 @@ class StubbedQueue:
             run.folder.submission.run(index).journal.mkdir(parents=True, exist_ok=True)
         runs = json.dumps(list(range(len(words))))
         arguments = [str(HERE / "run_queue.py"), str(self.home), str(parallelism), runs]
-        self.process: subprocess.Popen[str] = run.start_command([*arguments, str(HERE / "stub_supervisor.py")])
+        self.process: subprocess.Popen[str] = run.start_command(
+            [*arguments, str(HERE / "stub_supervisor.py"), str(pause_s)]
+        )
 
     @property
     def happened(self) -> list[str]:
         path = self.home / "happened"
         return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def log(self) -> str:
+        """What the queue said."""
+        path = self.home / "cluster" / "queue.out"
+        return path.read_text() if path.exists() else ""
 
     def starts(self) -> list[int]:
         """The runs in the order in which they were started."""
@@ -45,7 +53,7 @@ def scripted_run(tmp_path: Path) -> Iterator[Callable[..., ScriptedRun]]:
 def queue(scripted_run: Callable[..., ScriptedRun]) -> Callable[..., StubbedQueue]:
     """`queue([words of run 0], [words of run 1], ..., parallelism=1)`; see stub_supervisor.py for the words."""
 
-    def make(*words: list[str], parallelism: int = 1) -> StubbedQueue:
-        return StubbedQueue(scripted_run(), list(words), parallelism)
+    def make(*words: list[str], parallelism: int = 1, pause_s: float = 0.01) -> StubbedQueue:
+        return StubbedQueue(scripted_run(), list(words), parallelism, pause_s)
 
     return make

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from supervisor.harness import ScriptedRun, end_of, marked_processes, wait_until
 
+from hpc_resume.cluster import torchrun
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT, LocalAllocation
-from hpc_resume.cluster.processes import is_running
+from hpc_resume.cluster.processes import is_running, machine_id
 from hpc_resume.cluster.torchrun import end_processes
+from hpc_resume.errors import ClusterError
 from hpc_resume.recovery.events import ClaimRequested
 
 HERE = Path(__file__).parent
@@ -36,7 +38,16 @@ def test_a_supervisor_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"start_ticks": 1}, "dead", id="another process with its pid"),
         pytest.param({"boot_id": "before"}, "dead", id="before this machine was started"),
         pytest.param({"boot_id": "there", "host": "elsewhere"}, "unknown", id="on another machine"),
+        pytest.param({"boot_id": "there", "machine_id": "2"}, "unknown", id="on another machine of the same name"),
+        pytest.param(
+            {"boot_id": "there", "host": "elsewhere", "machine_id": machine_id()},
+            "unknown",
+            id="on another machine from the same image",
+        ),
         pytest.param({"host": "renamed"}, "alive", id="here under another name"),
+        pytest.param({"start_ticks": 1, "pid_namespace": "pid:[1]"}, "unknown", id="in another container"),
+        pytest.param({"pid_namespace": "pid:[1]"}, "alive", id="in another container and seen all the same"),
+        pytest.param({"start_ticks": 1, "pid_namespace": ""}, "unknown", id="it did not say in which container"),
     ],
 )
 def test_whether_another_supervisor_is_alive(changes: dict[str, Any], expected: str) -> None:
@@ -70,6 +81,21 @@ def test_ranks_of_a_lost_attempt_are_ended(scripted_run: Make, ranks: int) -> No
     supervisor.kill()
     end_of(supervisor)
     wait_until(lambda: marked_processes(run.mark) == [], "the launcher is gone too")
+
+
+def test_ranks_that_can_not_be_ended_are_named_and_not_waited_for_for_ever(
+    scripted_run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = scripted_run({"do": "wait", "step": 6})
+    supervisor = run.start()
+    run.wait_for_word("waiting at 6")
+    # Nothing that a test may do keeps a process from dying of this signal, so the signal is kept from the process.
+    monkeypatch.setattr(torchrun, "send_signal", lambda *_: None)
+    with pytest.raises(ClusterError, match=f"can't end process {run.ranks(1)[0]['pid']} of attempt 1 on ") as caught:
+        end_processes(run.folder, 1, limit_s=0.05)
+    assert "\n" not in str(caught.value)
+    run.say("go")
+    assert end_of(supervisor)[0] == 0
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

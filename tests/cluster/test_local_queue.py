@@ -10,6 +10,7 @@ import pytest
 from supervisor.harness import ScriptedRun, end_of, marked_processes, wait_until
 
 from hpc_resume.recovery import events as ev
+from hpc_resume.reporting.summary import summarize_submission
 
 Queue = Callable[..., Any]
 
@@ -56,13 +57,59 @@ def test_a_run_whose_supervisor_was_killed_is_started_again(queue: Queue) -> Non
     assert one.starts() == [0, 0, 0]
 
 
-def test_a_run_whose_supervisor_was_killed_before_it_made_a_claim_is_given_up(queue: Queue) -> None:
-    one = queue(["stillborn", "0"], ["0"])
+@pytest.mark.parametrize("word", ["idle", "stillborn"])
+def test_a_run_whose_supervisors_never_get_as_far_as_an_attempt_is_given_up(queue: Queue, word: str) -> None:
+    two = queue([word] * 9, ["0"])
+    assert end_of(two.process)[0] == 9
+    assert two.starts().count(0) == 5
+    assert two.starts().count(1) == 1
+    pauses = [line.rsplit(" ", 2)[1] for line in two.log.splitlines() if "again in" in line]
+    assert pauses == ["0.01", "0.02", "0.04", "0.08"]
+
+
+def test_of_a_run_that_was_given_up_status_says_so_and_where_to_look(queue: Queue) -> None:
+    one = queue(["idle"] * 9)
     assert end_of(one.process)[0] == 9
-    assert one.starts() == [0, 1]
+    log = one.run.folder.supervisor_log()
+    assert f"given up: 5 starts in a row led to no attempt, the last ended with exit code -9; see {log}" in one.log
+    (summary,) = summarize_submission(one.run.folder.submission)
+    assert summary.state == "lost"
+    assert f"the last line of {log}: " in summary.last_word
+    assert "given up: 5 starts in a row" in summary.last_word
 
 
-@pytest.mark.parametrize("code", ["1", "2", "3", "143", "144"])
+def test_only_starts_in_a_row_that_lead_nowhere_count(queue: Queue) -> None:
+    one = queue([*["idle"] * 4, "killed", *["idle"] * 4, "75", "stillborn", "0"])
+    assert end_of(one.process)[0] == 0
+    assert len(one.starts()) == 12
+
+
+def test_while_a_run_pauses_others_start_and_a_stop_is_heard_at_once(queue: Queue) -> None:
+    two = queue(["idle", "0"], ["0", "0"], pause_s=1000)
+    wait_until(lambda: "end 1" in two.happened, "the other run went on")
+    two.process.send_signal(signal.SIGTERM)
+    assert end_of(two.process, limit_s=5)[0] == 0
+    assert two.starts() == [0, 1]
+
+
+@pytest.mark.parametrize("word", ["idle", "killed", "75"])
+def test_a_run_that_was_cancelled_is_not_started_again(queue: Queue, word: str) -> None:
+    one = queue([word, "0"], ["waits"], ["0"])
+    wait_until(lambda: one.starts()[-1:] == [1], "the first run waits for its next start")
+    one.run.cancel()
+    one.run.say("go")
+    assert end_of(one.process)[0] == 143
+    assert one.starts() == [0, 1, 2]
+    assert "run 0: cancelled by a person; not started" in one.log
+
+
+def test_a_supervisor_that_crashed_is_not_taken_for_one_that_decided(queue: Queue) -> None:
+    one = queue(["crashes", "1", "0"])
+    assert end_of(one.process)[0] == 1
+    assert one.starts() == [0, 0]
+
+
+@pytest.mark.parametrize("code", ["1", "2", "3", "143"])
 def test_no_other_exit_code_starts_a_run_again(queue: Queue, code: str) -> None:
     one = queue([code, "0"], ["0"])
     assert end_of(one.process)[0] == int(code)
@@ -99,6 +146,17 @@ def test_the_signals_of_submitit_mean_nothing(queue: Queue, number: signal.Signa
     assert end_of(one.process)[0] == 0
 
 
+def test_a_journal_that_can_not_be_read_does_not_end_the_other_runs(queue: Queue) -> None:
+    two = queue(["waits"], ["0"], parallelism=1)
+    wait_until(lambda: two.starts() == [0], "the first run is started")
+    (two.run.folder.journal / "claim-0009.jsonl").mkdir()
+    two.run.say("go")
+    wait_until(lambda: "end 1" in two.happened, "the other run went on")
+    (two.run.folder.journal / "claim-0009.jsonl").rmdir()
+    end_of(two.process)
+    assert "run 0: can't read its journal" in two.log
+
+
 def test_real_supervisors_bring_a_run_through_its_incidents(scripted_run: Callable[..., ScriptedRun]) -> None:
     run = scripted_run(
         {"do": "loss", "step": 5, "onset": 4}, {"do": "node_lost", "step": 9}, {"do": "crash", "step": 11}
@@ -124,3 +182,35 @@ def test_a_stop_of_the_queue_stops_real_ranks_cleanly(scripted_run: Callable[...
     assert end_of(process)[0] == 143
     assert [e.step for e in run.events(ev.StopAgreed)] == [6]
     run.check()
+
+
+def test_runs_whose_queue_is_killed_stop_cleanly_and_can_be_sent_again(
+    scripted_run: Callable[..., ScriptedRun],
+) -> None:
+    run = scripted_run({"do": "wait", "step": 6})
+    script = str(Path(__file__).with_name("run_queue.py"))
+    process = run.start_command([script, str(run.folder.submission.path), "1", "[0]"])
+    run.wait_for_word("waiting at 6")
+    process.kill()
+    assert end_of(process)[0] == -9
+    wait_until(lambda: marked_processes(run.mark) == [], "all are gone")
+    assert [e.outcome for e in run.events(ev.ClaimEnded)] == ["stopped"]
+    assert run.saved()[-1] == 6
+    run.resubmit()
+    assert run.supervise() == 0
+    run.check()
+
+
+def test_a_supervisor_that_fails_before_every_attempt_does_not_start_for_ever(
+    scripted_run: Callable[..., ScriptedRun],
+) -> None:
+    run = scripted_run()
+    # No supervisor can list the checkpoints, so each crashes between its claim and the first attempt.
+    run.folder.checkpoints.rmdir()
+    run.folder.checkpoints.touch()
+    script = str(Path(__file__).with_name("run_queue.py"))
+    process = run.start_command([script, str(run.folder.submission.path), "1", "[0]"])
+    wait_until(lambda: len(run.history.claims) >= 2, "a second supervisor was started")
+    run.cancel()
+    assert end_of(process)[0] == 143
+    assert len(run.history.claims) <= 3

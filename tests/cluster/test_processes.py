@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_resume.cluster.processes import boot_id, is_running, send_signal, start_ticks
+from hpc_resume.cluster.processes import boot_id, is_running, machine_id, pid_namespace, send_signal, start_ticks
 
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -26,6 +26,25 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def test_the_boot_id_stays_the_same_until_the_machine_starts_again() -> None:
     assert boot_id() == boot_id()
     assert re.fullmatch(r"[0-9a-f-]{36}", boot_id())
+
+
+def test_the_pid_namespace_is_the_one_of_every_process_that_is_seen(child: subprocess.Popen[bytes]) -> None:
+    assert pid_namespace() == os.readlink(f"/proc/{child.pid}/ns/pid")  # noqa: PTH115
+
+
+def test_the_machine_id_stays_the_same_and_is_one_word_or_none() -> None:
+    assert machine_id() == machine_id()
+    assert len(machine_id().split()) <= 1
+
+
+@pytest.mark.parametrize(("parent", "output"), [("os.getppid()", "goes on"), ("1", "")], ids=["there", "gone"])
+def test_a_process_whose_parent_died_before_it_could_be_tied_to_it_leaves(parent: str, output: str) -> None:
+    code = (
+        "import os, signal; from hpc_resume.cluster.processes import tie_to_parent;"
+        f"tie_to_parent({parent}, signal.SIGKILL); print('goes on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == (output, 0 if output else 1)
 
 
 def test_a_process_knows_its_own_start() -> None:

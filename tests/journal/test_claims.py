@@ -96,7 +96,11 @@ def test_the_first_claim_opens_with_what_is_committed(folder: RunFolder, request
     ("state", "words"),
     [
         ("alive", "supervisor 1 is alive: process 101 on node1 (job 7); `cancel` it first, or let it finish"),
-        ("unknown", "supervisor 1 may be alive: process 101 on node1 (job 7) can't be asked from here"),
+        (
+            "unknown",
+            "supervisor 1 may be alive: process 101 on node1 (job 7) can't be asked from here; run this on "
+            "node1, or, if you know that it is gone: `resubmit --owner-is-gone`",
+        ),
     ],
 )
 def test_whoever_lives_or_may_live_keeps_the_run(
@@ -111,6 +115,32 @@ def test_whoever_lives_or_may_live_keeps_the_run(
     assert history.claims[0].ended is None
     assert isinstance(history.claims[1].ended, ev.ClaimRefused)
     assert history.claims[1].ended.owner == 1
+
+
+def _declare_gone(folder: RunFolder, claim: int) -> None:
+    event = ev.ResubmitRequested(runs=(0,), after={}, cluster="local", gone={"0": claim, "1": 99})
+    JournalWriter(folder.submission.operator(1), event).close()
+
+
+def test_an_owner_that_a_person_knows_to_be_gone_is_replaced(folder: RunFolder, request_of: Requests) -> None:
+    open_claim(folder, request_of, _says("dead"), list)[1].close()
+    _declare_gone(folder, 1)
+    number, writer, _ = open_claim(folder, request_of, _says("unknown"), list)
+    writer.close()
+    assert number == 2
+    assert read_journal(folder).history.claims[0].ended == ev.ClaimLost(claim=1, reason="a person said that it is gone")
+
+
+@pytest.mark.parametrize(
+    ("state", "gone"), [("alive", 1), ("unknown", 0)], ids=["it is seen", "an older one was meant"]
+)
+def test_a_person_can_be_wrong_about_who_is_gone(
+    folder: RunFolder, request_of: Requests, state: Liveness, gone: int
+) -> None:
+    open_claim(folder, request_of, _says("dead"), list)[1].close()
+    _declare_gone(folder, gone)
+    with pytest.raises(RunBusyError):
+        open_claim(folder, request_of, _says(state), list)
 
 
 def test_a_refused_claim_voids_nothing(
