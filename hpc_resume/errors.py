@@ -5,7 +5,11 @@
     ├── RunBusyError      nobody's: another supervisor owns the run
     ├── ClusterError      the cluster's: it did not answer, or refused
     ├── JournalError      the disk's: the record of a run cannot be read or written
-    ├── CheckpointError   the saved state's: nothing can be loaded, or it is not ours
+    ├── CheckpointError   the saved state's: it can't be written, or not be loaded
+    │   └── DamagedError  it is not what was saved, as its digests prove
+    ├── DeviceError       the node's: it has not the GPUs that a rank needs
+    ├── ExportError       the disk's: the result of a run cannot be written
+    ├── DivergedError     the training's: its weights are not finite
     └── TrainerError      the framework's, or the data's
 
 A message says what was tried, what was found and what to do. The command line prints it as one line and exits
@@ -43,6 +47,22 @@ class JournalError(HpcResumeError):
 
 class CheckpointError(HpcResumeError):
     """No saved state can be loaded, or what is there is not of this run."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is provably not what was saved: a file is missing, or differs from its digest."""
+
+
+class DeviceError(HpcResumeError):
+    """A node does not have the GPUs that its ranks were promised."""
+
+
+class ExportError(HpcResumeError):
+    """The result of a run cannot be written."""
+
+
+class DivergedError(HpcResumeError):
+    """The weights of a run are not finite, so they are no result."""
 
 
 class TrainerError(HpcResumeError):

@@ -7,6 +7,7 @@ transformers and accelerate: whoever starts the training knows the value.
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,18 +30,54 @@ _NOT_SUPPORTED = {
     "scheduler": "the learning rate follows training.schedule and training.warmup_steps; remove the block",
     "amp": "apex is not supported; set training.precision to bf16",
     "bfloat16": 'DeepSpeed\'s old name; call it "bf16"',
+    "datastates_ckpt": "its writer names a checkpoint before its files are on disk",
+    "tensor_parallel": "every rank takes other samples here; remove the block, and use zero_optimization.stage 3",
 }
 """Blocks that cannot be honoured, and why."""
 
 _MUST_NOT_BE = {
     "fp16.enabled": (True, "fp16 is not supported; set training.precision to bf16"),
     "bf16.check_grad_overflow": (False, "the monitor counts on steps with non-finite gradients being skipped"),
+    "zero_optimization.load_from_fp32_weights": (False, "a resumed run would lose the fp32 weights' last bits"),
+    "zero_optimization.elastic_checkpoint": (True, "as many ranks take a checkpoint up as saved it"),
     "zero_optimization.compute_grad_norm": (False, "the monitor needs the norm of the gradients"),
     "managed_gradient_accumulation": (False, "the training loop leaves accumulation to DeepSpeed"),
     "checkpoint.use_node_local_storage": (True, "a run must be able to go on on other nodes"),
     "checkpoint.load_universal": (True, "hpc_resume decides how a checkpoint is loaded"),
 }
 """Values that would break what recovery relies on: key, the value that is refused, why."""
+
+_CHECKPOINT: dict[str, str | None] = {
+    "tag_validation": None,
+    "use_node_local_storage": None,
+    "load_universal": None,
+    "writer": "only DeepSpeed's plain writer has the files on disk when it returns, which the commit relies on",
+    "parallel_write": "the files of a checkpoint are those that the commit is checked by",
+}
+"""The keys of the `checkpoint` block that DeepSpeed's documentation names; with a reason, where one is refused."""
+
+_KNOWN = frozenset(
+    """
+    activation_checkpointing aio autotuning bf16 checkpoint comms_logger communication_data_type compile
+    compression_training csv_monitor curriculum_learning data_efficiency data_types disable_allgather
+    dump_state flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping
+    gradient_predivide_factor memory_breakdown optimizer prescale_gradients scheduler sparse_attention
+    sparse_gradients steps_per_print tensorboard torch_autocast train_batch_size train_micro_batch_size_per_gpu
+    wall_clock_breakdown wandb zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+    """.split()
+)
+"""Keys of the file that DeepSpeed knows; it ignores others without a word, also `zero_optimisation`."""
+
+_KNOWN_ZERO = frozenset(
+    """
+    allgather_bucket_size allgather_partitions compute_grad_norm contiguous_gradients cpu_offload elastic_checkpoint
+    ignore_unused_parameters load_from_fp32_weights offload_optimizer offload_param overlap_comm reduce_bucket_size
+    reduce_scatter round_robin_gradients stage stage3_gather_16bit_weights_on_model_save stage3_max_live_parameters
+    stage3_max_reuse_distance stage3_model_persistence_threshold stage3_param_persistence_threshold
+    stage3_prefetch_bucket_size sub_group_size zero_hpz_partition_size zero_quantized_gradients
+    zero_quantized_weights
+    """.split()
+)
 
 _OPTIMIZER_SWITCHES = {"torch_adam": True, "adam_w_mode": True}
 """Optimizer parameters that only say what happens anyway: torch's own AdamW is used."""
@@ -85,6 +122,7 @@ def resolve_deepspeed(values: dict[str, Any] | None, config: RunConfig) -> dict[
     The optimizer block is checked and then left out: the trainer builds torch's AdamW itself, which needs no compiler.
     """
     result = copy.deepcopy(values or {})
+    _refuse_typos(result)
     _refuse(result)
     _check_optimizer(result, config)
     result.pop("fp16", None)
@@ -104,11 +142,6 @@ def resolve_deepspeed(values: dict[str, Any] | None, config: RunConfig) -> dict[
     for key in _auto_keys(result):
         raise ConfigError(f'training.deepspeed: {key} is "auto", but hpc_resume has no value for it; write one')
     return result
-
-
-def zero_stage(deepspeed: dict[str, Any]) -> int:
-    """Stage of ZeRO, 0 to 3, of a resolved DeepSpeed mapping."""
-    return int(deepspeed["zero_optimization"]["stage"])
 
 
 def _our_values(config: RunConfig) -> list[_Ours]:
@@ -137,8 +170,31 @@ def _refuse(values: dict[str, Any]) -> None:
         if key in values:
             raise ConfigError(f"training.deepspeed: {key} cannot be used: {reason}")
     for key, (refused, reason) in _MUST_NOT_BE.items():
-        if _get(values, key) is refused:
-            raise ConfigError(f"training.deepspeed: {key} is {json.dumps(refused)}: {reason}")
+        found = _get(values, key)
+        if found == refused:  # not `is`: DeepSpeed takes 0 and 1 as well
+            raise ConfigError(f"training.deepspeed: {key} is {json.dumps(found)}: {reason}")
+    for name in _block(values, "checkpoint", create=False) or {}:
+        if name not in _CHECKPOINT:
+            known = ", ".join(known for known, reason in _CHECKPOINT.items() if reason is None)
+            raise ConfigError(f"training.deepspeed: checkpoint.{name} is not known here; known are {known}")
+        if _CHECKPOINT[name] is not None:
+            raise ConfigError(f"training.deepspeed: checkpoint.{name} cannot be used: {_CHECKPOINT[name]}")
+
+
+def _refuse_typos(values: dict[str, Any]) -> None:
+    """Refuse what is nearly a key of DeepSpeed's; what is like none of them may be a newer version's."""
+    zero = values.get("zero_optimization")
+    for prefix, block, known in (
+        ("", values, _KNOWN),
+        ("zero_optimization.", zero if isinstance(zero, dict) else {}, _KNOWN_ZERO),
+    ):
+        for name in block.keys() - known - _NOT_SUPPORTED.keys():
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if close:
+                raise ConfigError(
+                    f"the DeepSpeed settings have {prefix}{name}, which DeepSpeed would ignore; "
+                    f"did you mean {prefix}{close[0]}?"
+                )
 
 
 def _check_optimizer(values: dict[str, Any], config: RunConfig) -> None:

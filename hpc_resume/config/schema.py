@@ -338,6 +338,11 @@ class RunConfig:
                     f"faults[{index}].rank is {fault.rank}; ranks go from 0 to {self.world_size - 1} "
                     f"(cluster.nodes x cluster.ranks_per_node)"
                 )
+            if fault.step > self.training.steps:
+                raise ValueError(
+                    f"faults[{index}].step is {fault.step}, which is never reached: training.steps is "
+                    f"{self.training.steps}"
+                )
 
     @property
     def world_size(self) -> int:

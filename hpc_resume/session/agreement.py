@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -24,26 +25,31 @@ class Reduced:
 class Agreement:
     """The ranks of one attempt, as far as the session needs them."""
 
-    def __init__(self) -> None:
-        """Join the default process group; a second one on the CPU carries words."""
+    def __init__(self, timeout_s: float) -> None:
+        """Join the default process group; a second one on the CPU carries words, with a time-out of its own."""
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self.group = dist.new_group(backend="gloo")
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
-    def start_reduce(self, loss: Any, grad_norm: float | None, skipped: bool, stop: bool) -> PendingReduction:
-        """Begin to sum [loss, ranks, stop, skipped, norm known, norm] over all ranks, without waiting for it.
+    def start_reduce(self, loss: Any, grad_norm: Any, skipped: bool, stop: bool) -> PendingReduction:
+        """Begin to sum [loss, norm, ranks, stop, skipped, norm known] over all ranks, without waiting for it.
 
-        The loss stays where it is, so that nothing here makes the host wait for a GPU. Skips and norms are global
-        already, so rank 0 speaks for all.
+        Loss and norm are floats or scalar tensors. Those on a GPU stay there, so that nothing here makes the host wait
+        for it. Skips and norms are global already, so rank 0 speaks for all.
         """
         value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
-        speaks = self.rank == 0
-        rest = [1.0, float(stop), float(skipped and speaks), float(grad_norm is not None and speaks)]
-        rest.append(grad_norm if grad_norm is not None and speaks else 0.0)
-        vector = torch.empty(6, dtype=torch.float64, device=value.device)
+        norm = grad_norm if self.rank == 0 else None
+        rest = [1.0, float(stop), float(skipped and self.rank == 0), float(norm is not None)]
+        vector = torch.zeros(6, dtype=torch.float64, device=value.device)
         vector[0] = value
-        vector[1:] = torch.tensor(rest, dtype=torch.float64)
-        return PendingReduction(vector, dist.all_reduce(vector, async_op=True))
+        if norm is not None:
+            vector[1] = norm if isinstance(norm, torch.Tensor) and norm.is_cuda else float(norm)
+        if not vector.is_cuda:
+            vector[2:] = torch.tensor(rest, dtype=torch.float64)
+            return PendingReduction(vector, dist.all_reduce(vector, group=self.group, async_op=True))
+        # Only copies from and to pinned memory leave the host free.
+        vector[2:].copy_(torch.tensor(rest, dtype=torch.float64, pin_memory=True), non_blocking=True)
+        return PendingOnGpu(vector, dist.all_reduce(vector, async_op=True))
 
     def from_rank_0(self, value: T) -> T:
         """Return rank 0's value on every rank."""
@@ -57,7 +63,7 @@ class Agreement:
 
 
 class PendingReduction:
-    """A reduction under way."""
+    """A reduction under way on the CPU."""
 
     def __init__(self, vector: torch.Tensor, work: Any) -> None:
         """Keep the vector alive until it is read."""
@@ -66,11 +72,36 @@ class PendingReduction:
 
     def read(self) -> Reduced:
         """Wait for the sum and return it in words."""
-        self._work.wait()
-        loss, ranks, stop, skipped, norm_known, norm = self._vector.tolist()
+        loss, norm, ranks, stop, skipped, norm_known = self._sums()
         return Reduced(
             loss=loss / ranks,
             grad_norm=norm if norm_known else None,
             skipped=skipped > 0,
             stop=stop > 0,
         )
+
+    def _sums(self) -> list[float]:
+        self._work.wait()
+        sums: list[float] = self._vector.tolist()
+        return sums
+
+
+class PendingOnGpu(PendingReduction):
+    """A reduction under way on a GPU, whose sums come to the host by themselves.
+
+    To read the vector itself would be to wait for everything in the stream, and the next step is in it by then.
+    """
+
+    def __init__(self, vector: torch.Tensor, work: Any) -> None:
+        """Put the way to the host into the stream, right behind the sum."""
+        super().__init__(vector, work)
+        work.wait()  # makes the stream wait for the sum, not the host
+        self._host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+        self._host.copy_(vector, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+
+    def _sums(self) -> list[float]:
+        self._arrived.synchronize()
+        sums: list[float] = self._host.tolist()
+        return sums

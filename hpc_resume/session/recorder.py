@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from importlib.metadata import version
 from typing import Any
 
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.errors import TrainerError
+from hpc_resume.errors import DeviceError, RunBusyError, TrainerError
 from hpc_resume.journal.claims import is_replaced
 from hpc_resume.journal.folder import RunFolder
-from hpc_resume.journal.metrics import read_rows
+from hpc_resume.journal.metrics import newest_rows
 from hpc_resume.journal.order import segments_in_force
 from hpc_resume.journal.reader import read_journal
 from hpc_resume.journal.writer import JournalWriter
@@ -26,17 +27,27 @@ class Recorder:
     """Keeps the history of the run up to date on all ranks, and rank 0's files with it."""
 
     def __init__(
-        self, folder: RunFolder, attempt: int, config: RunConfig, agreement: Agreement, num_samples: int
+        self,
+        folder: RunFolder,
+        attempt: int,
+        claim: int,
+        config: RunConfig,
+        agreement: Agreement,
+        num_samples: int,
+        device: str,
     ) -> None:
         """Read the journal on rank 0 and share its history; open this attempt's files.
 
         Raises:
+            RunBusyError: on all ranks, if a newer supervisor owns the run.
             TrainerError: on all ranks, if the data set changed since an earlier attempt.
+            DeviceError: on all ranks, if the run began on GPUs and this attempt has none.
         """
         self._folder = folder
         self._config = config
         self._agreement = agreement
         self.attempt = attempt
+        self.claim = claim
         self.versions = {name: version(name) for name in PACKAGES}
         self._writer: JournalWriter | None = None
         self._metrics: MetricsWriter | None = None
@@ -45,27 +56,39 @@ class Recorder:
             path = folder.samples(attempt, agreement.rank)
             self._samples = MetricsWriter(path, config.supervisor.heartbeat_s)
         self._expected: dict[int, float] = {}
+        self._healthy_steps = 0
+        self._uncertified: deque[tuple[str, int]] = deque()
         journal = read_journal(folder) if agreement.rank == 0 else None
         self.history: History = agreement.from_rank_0(journal.history if journal else History())
+        if any(c.opened and c.request.claim > claim for c in self.history.claims):
+            # Its attempt may have the same number; the files must be left to it.
+            raise RunBusyError(f"{folder.path}: a newer supervisor owns this run; this attempt leaves")
         self._refuse_other_data(num_samples)
-        claim = self.history.claims[-1].request
-        self.claim = self.history.attempts[-1].started.claim
-        self.supervisor_pid = next(
-            (c.request.pid for c in self.history.claims if c.request.claim == self.claim), claim.pid
-        )
+        self._refuse_loss_of_gpus(device)
+        self.supervisor_pid = next(c.request.pid for c in self.history.claims if c.request.claim == claim)
         ready = ev.WorkersReady(
-            attempt=attempt, world_size=agreement.world_size, num_samples=num_samples, versions=self.versions
+            attempt=attempt,
+            world_size=agreement.world_size,
+            num_samples=num_samples,
+            device=device,
+            versions=self.versions,
+            claim=claim,
         )
         if journal is not None:
             self._writer = JournalWriter(folder.attempt(attempt), ready, journal.counts)
             self._metrics = MetricsWriter(folder.metrics(attempt), config.supervisor.heartbeat_s)
+        earlier = next((a.ready for a in self.history.attempts if a.ready is not None), None)
         self.history = apply(self.history, ready)
+        if earlier is not None:
+            self._note_changes(earlier, ready)
 
     def record(self, event: ev.Event) -> None:
         """Make an event part of the history, on disk first."""
         if self._writer is not None:
             self._writer.record(event)
         self.history = apply(self.history, event)
+        if isinstance(event, ev.CheckpointCommitted):
+            self._await_healthy_steps(event.checkpoint.name, self._config.checkpoints.certify_after_steps)
 
     def resumed(self, checkpoint: str | None, step: int, position: int, first_samples: tuple[int, ...]) -> None:
         """Record where training goes on, and remember what the steps from there gave before, if they are replayed."""
@@ -74,14 +97,15 @@ class Recorder:
                 attempt=self.attempt, checkpoint=checkpoint, step=step, position=position, first_samples=first_samples
             )
         )
-        if self._agreement.rank != 0:
-            return
-        segments = segments_in_force(self.history)
-        order = segments[-1].number if segments else 0
-        for attempt in self.history.attempts[:-1]:
-            for row in read_rows(self._folder.metrics(attempt.started.attempt)):
-                if row.get("order") == order and row["step"] > step:
-                    self._expected[row["step"]] = row["loss"]
+        # A checkpoint is certified when so many healthy steps of its branch have followed it. Of earlier attempts the
+        # steps up to the checkpoint that is resumed count, all of them: with those the training came as far as another
+        # save. What was trained after that one is given up, and counts when it is trained again.
+        self._uncertified.clear()
+        for old in self.history.lineage:
+            if old.name not in self.history.certified and old.step <= step:
+                self._await_healthy_steps(old.name, self._config.checkpoints.certify_after_steps - (step - old.step))
+        if self._agreement.rank == 0:
+            self._expected = self._losses_after(step)
 
     def step(self, **row: Any) -> None:
         """Write one step's metrics; the first replayed step that differs from before is an event."""
@@ -105,11 +129,11 @@ class Recorder:
                 writer.sync()
 
     def certify(self, step: int) -> None:
-        """Certify the checkpoints that enough healthy steps have followed."""
-        for checkpoint in self.history.lineage:
-            old_enough = checkpoint.step + self._config.checkpoints.certify_after_steps <= step
-            if old_enough and checkpoint.name not in self.history.certified:
-                self.record(ev.CheckpointCertified(name=checkpoint.name, step=step))
+        """Count a healthy step, and certify the checkpoints that enough of them have followed."""
+        self._healthy_steps += 1
+        while self._uncertified and self._uncertified[0][1] <= self._healthy_steps:
+            name, _ = self._uncertified.popleft()
+            self.record(ev.CheckpointCertified(name=name, step=step))
 
     def phase(self, name: str | None) -> None:
         """Announce what may take long, or, with None, that it is over."""
@@ -128,6 +152,25 @@ class Recorder:
         if self._writer is not None:
             self._writer.close()
 
+    def _await_healthy_steps(self, name: str, count: int) -> None:
+        """Certify a checkpoint after so many healthy steps from now; a newer one is never due before an older."""
+        self._uncertified.append((name, self._healthy_steps + count))
+
+    def _losses_after(self, step: int) -> dict[int, float]:
+        """Return the newest loss of each later step that was trained in the order that is in force."""
+        segments = segments_in_force(self.history)
+        order = segments[-1].number if segments else 0
+        losses: dict[int, float] = {}
+        for attempt in reversed(self.history.attempts[:-1]):
+            for row in newest_rows(self._folder.metrics(attempt.started.attempt)):
+                if row.get("order") != order:
+                    # Numbers of orders only go up: whatever is older was trained in another order, too.
+                    return losses
+                if row["step"] <= step:
+                    break
+                losses.setdefault(row["step"], row["loss"])
+        return losses
+
     def _refuse_other_data(self, num_samples: int) -> None:
         earlier = [a.ready.num_samples for a in self.history.attempts if a.ready is not None]
         if earlier and earlier[0] != num_samples:
@@ -135,3 +178,19 @@ class Recorder:
                 f"the data set has {num_samples} samples, but this run began with {earlier[0]}; "
                 "the order of the rest can't be kept: put the old data back, or begin a new run"
             )
+
+    def _refuse_loss_of_gpus(self, device: str) -> None:
+        first = next((a.ready.device for a in self.history.attempts if a.ready is not None), device)
+        if device == "cpu" and first not in ("cpu", ""):
+            raise DeviceError(
+                f"this run began on {first}, but torch sees no GPU on this node; it would go on a thousand times "
+                "slower and with other bits: look at the node's driver"
+            )
+
+    def _note_changes(self, before: ev.WorkersReady, now: ev.WorkersReady) -> None:
+        """Record what a replay to the last bit rests on, and is not what it was."""
+        then = {"device": before.device, **before.versions}
+        today = {"device": now.device, **now.versions}
+        changes = [f"{name} {then[name]} -> {today.get(name)}" for name in then if then[name] != today.get(name)]
+        if changes:
+            self.record(ev.Disagreement(message=f"not what the run began with: {', '.join(changes)}"))

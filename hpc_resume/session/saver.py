@@ -10,7 +10,7 @@ from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import Manifest
 from hpc_resume.checkpoints.store import CheckpointStore, SaveError
 from hpc_resume.data_order import Segment
-from hpc_resume.errors import CheckpointError, RunBusyError
+from hpc_resume.errors import DamagedError, RunBusyError
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.recovery import events as ev
 from hpc_resume.session.agreement import Agreement
@@ -68,25 +68,32 @@ class Saver:
             self._store.save(self._manifest(checkpoint, segments), state, check)
         except SaveError as error:
             recorder.phase(None)
+            if self._agreement.from_rank_0(recorder.is_replaced()):
+                raise RunBusyError(
+                    f"{self._folder.parent}: a newer supervisor owns this run; this attempt leaves"
+                ) from error
+            # What it wrote may be what filled the disk.
+            if self._agreement.rank == 0:
+                catalog.discard_uncommitted(self._folder)
             return ev.SaveFailed(attempt=recorder.attempt, step=step, message=str(error))
         seconds = round(time.monotonic() - began, 3)
         recorder.record(ev.CheckpointCommitted(attempt=recorder.attempt, checkpoint=checkpoint, seconds=seconds))
         recorder.phase(None)
         return None
 
-    def load(self, name: str, segments: tuple[Segment, ...]) -> dict[str, Any]:
-        """Load a checkpoint on all ranks and return this rank's own state.
+    def load(self, name: str, segments: tuple[Segment, ...]) -> tuple[dict[str, Any], int]:
+        """Load a checkpoint on all ranks; return this rank's own state, and how many segments it was saved under.
 
         Raises:
-            CheckpointError: on all ranks, with the reason.
+            DamagedError: on all ranks, with the reason.
         """
         manifest, problem = self._agreement.from_rank_0(self._read(name))
         if manifest is None:
-            raise CheckpointError(f"checkpoint {name} can't be used: {problem}")
+            raise DamagedError(f"checkpoint {name} is damaged: {problem}")
         recorded = self._recorder.history.checkpoint(name)
         if manifest.checkpoint != recorded:
-            raise CheckpointError(
-                f"checkpoint {name} can't be used: its manifest says {manifest.checkpoint}, the journal {recorded}"
+            raise DamagedError(
+                f"checkpoint {name} is damaged: its manifest says {manifest.checkpoint}, the journal {recorded}"
             )
         known = _plain(segments)
         if manifest.segments != known[: len(manifest.segments)]:
@@ -96,10 +103,10 @@ class Saver:
                     "the journal's is used"
                 )
             )
-        return self._store.load(manifest)
+        return self._store.load(manifest), len(manifest.segments)
 
-    def reject(self, name: str, reason: str) -> None:
-        """Set a checkpoint aside that can't be used."""
+    def set_aside(self, name: str, reason: str) -> None:
+        """Rename a checkpoint that was rejected, after that was recorded."""
         if self._agreement.rank == 0:
             catalog.set_aside(self._folder, name)
         self._agreement.barrier()

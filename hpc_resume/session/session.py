@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.data_order import DataOrder, rank_share
-from hpc_resume.errors import CheckpointError
+from hpc_resume.errors import CheckpointError, DamagedError
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.journal.order import segments_in_force
 from hpc_resume.monitor import Monitor, Observation, Verdict
@@ -50,32 +50,36 @@ class Session:
     `running` is false. All ranks call all methods, in the same order.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (keyword-only)
         self,
         *,
         folder: RunFolder,
         attempt: int,
+        claim: int,
         config: RunConfig,
         engine: Any,
         num_samples: int,
         stop_requested: Callable[[], bool],
         poison: Callable[[], None] = lambda: None,
         weights_at_risk: bool = False,
+        device: str = "",
         stateful: Mapping[str, Stateful] | None = None,
     ) -> None:
         """Join the other ranks; the process group must be up and `engine` be a DeepSpeed engine.
 
-        `num_samples` is the size of the data set; `stop_requested` says whether this rank was asked to leave;
-        `weights_at_risk` says that nothing keeps non-finite gradients from the weights.
+        `claim` is the one that the attempt belongs to; `num_samples` is the size of the data set; `stop_requested` says
+        whether this rank was asked to leave; `weights_at_risk` says that nothing keeps non-finite gradients from the
+        weights; `device` names what the ranks compute on.
 
         Raises:
             TrainerError: the data set is not the one that the run began with.
+            DeviceError: the run began on GPUs, and this attempt has none.
         """
         self._config = config
         self._stop_requested = stop_requested
         self._weights_at_risk = weights_at_risk
-        self._agreement = Agreement()
-        self._recorder = Recorder(folder, attempt, config, self._agreement, num_samples)
+        self._agreement = Agreement(config.supervisor.phase_limit_s)
+        self._recorder = Recorder(folder, attempt, claim, config, self._agreement, num_samples, device)
         self._saver = Saver(folder, self._recorder, self._agreement, engine)
         self._faults = FaultInjector(config.faults, self._agreement.rank, poison)
         self._stateful = dict(stateful or {})
@@ -114,14 +118,14 @@ class Session:
                 random_state.reseed("model", self._config.seed, rank, segments[-1].number if segments else 0)
                 break
             try:
-                state = self._saver.load(plan.checkpoint, segments)
-            except CheckpointError as error:
-                self._saver.reject(plan.checkpoint, str(error))
+                state, known_segments = self._saver.load(plan.checkpoint, segments)
+            except DamagedError as error:
                 self._decide(ev.CheckpointRejected(name=plan.checkpoint, reason=str(error)))
+                self._saver.set_aside(plan.checkpoint, str(error))
                 continue
             self._restore(state)
-            if segments and segments[-1].start == plan.position:
-                # Saved before the order changed here: what is drawn from here on changes with it.
+            if known_segments < len(segments):
+                # Saved before the order changed: what is drawn from here on changes with it.
                 random_state.reseed("model", self._config.seed, rank, segments[-1].number)
             break
         plan = self._recorder.history.plan_decision.plan
@@ -139,15 +143,18 @@ class Session:
         position = self.position
         batch = self._config.global_batch_size
         micro = self._config.training.micro_batch_size
+        order = self._order
         while True:
-            samples, position = self._order.take(position, batch)
-            yield from rank_share(samples, self._agreement.rank, self._agreement.world_size, micro)
+            # Only this rank's own samples are looked up: the cost must not grow with the number of ranks.
+            positions, position = order.positions(position, batch)
+            for share in rank_share(positions, self._agreement.rank, self._agreement.world_size, micro):
+                yield [order.sample_at(place) for place in share]
 
     def step(
         self,
         loss: Any,
         *,
-        grad_norm: float | None = None,
+        grad_norm: Any = None,
         skipped: bool = False,
         learning_rate: float = 0.0,
         samples: list[int] | None = None,
@@ -155,7 +162,8 @@ class Session:
         """Note one finished optimizer step; return whether the loop goes on.
 
         `loss` is this rank's mean over its micro batches, a float or a scalar tensor that is not waited for;
-        `grad_norm` and `skipped` are the framework's global ones; `samples` are this rank's, for the record.
+        `grad_norm` (like the loss, a float or a tensor) and `skipped` are the framework's global ones; `samples` are
+        this rank's, for the record.
         """
         now = time.monotonic()
         self.completed_steps += 1
@@ -185,6 +193,23 @@ class Session:
                 loss=self._loss,
                 weights_digest=weights_digest,
                 model=model,
+            )
+        )
+
+    def reject_result(self, message: str) -> None:
+        """Treat the finished weights as a loss incident of the last step: they must not become the result."""
+        self.reached_end = False
+        step = self.completed_steps
+        start = self.position - self._config.global_batch_size
+        self._decide(
+            ev.LossIncident(
+                attempt=self._recorder.attempt,
+                detector="result",
+                onset_step=step,
+                onset_position=max(0, start),
+                step=step,
+                position=self.position,
+                message=message,
             )
         )
 
@@ -322,9 +347,14 @@ class Session:
 
     def _restore(self, state: dict[str, Any]) -> None:
         random_state.restore(state["random"])
-        self._monitor.load_state_dict(state["monitor"])
+        try:
+            self._monitor.load_state_dict(state["monitor"])
+        except CheckpointError as error:
+            # Another version's; the same on all ranks. A monitor that must learn anew is better than no training.
+            self._recorder.record(ev.Disagreement(message=str(error)))
         for name, item in self._stateful.items():
-            item.load_state_dict(state["stateful"][name])
+            if name in state["stateful"]:
+                item.load_state_dict(state["stateful"][name])
 
     def _inject(self) -> None:
         step = self.completed_steps + 1

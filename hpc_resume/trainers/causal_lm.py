@@ -10,12 +10,14 @@ import torch.distributed as dist
 
 from hpc_resume.config.deepspeed_json import resolve_deepspeed
 from hpc_resume.config.schema import RunConfig
+from hpc_resume.errors import DivergedError
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.session import Session
 from hpc_resume.trainers.engine import (
     Engine,
     build_engine,
     close_engine,
+    device_name,
     get_learning_rate,
     protects_weights,
     set_learning_rate,
@@ -24,27 +26,34 @@ from hpc_resume.trainers.engine import (
 from hpc_resume.trainers.export import export_model, weights_digest
 from hpc_resume.trainers.model import Model, build_model
 from hpc_resume.trainers.schedule import learning_rate
-from hpc_resume.trainers.token_blocks import TokenBlocks, prepare_token_blocks
+from hpc_resume.trainers.shared_samples import share_samples
+from hpc_resume.trainers.token_blocks import TokenBlocks
 
 
-def train_causal_lm(folder: RunFolder, attempt: int, config: RunConfig, stop_requested: Callable[[], bool]) -> None:
+def train_causal_lm(
+    folder: RunFolder, attempt: int, claim: int, config: RunConfig, stop_requested: Callable[[], bool]
+) -> None:
     """Train one attempt, from where the journal says to where it ends.
 
     Raises:
         TrainerError: model, data or settings can't be used.
+        DeviceError: this node does not have the GPUs that it should.
+        ExportError: the finished weights can't be written.
     """
     deepspeed = resolve_deepspeed(config.training.deepspeed, config)
-    engine = build_engine(config, deepspeed, lambda: _make_model(folder, config))
+    engine = build_engine(config, deepspeed, lambda: _make_model(folder, attempt, claim, config))
     blocks = TokenBlocks.open(folder.data)
     session = Session(
         folder=folder,
         attempt=attempt,
+        claim=claim,
         config=config,
         engine=engine,
         num_samples=len(blocks),
         stop_requested=stop_requested,
         poison=lambda: _poison(engine),
         weights_at_risk=not protects_weights(engine),
+        device=device_name(engine),
     )
     try:
         session.resume()
@@ -54,8 +63,12 @@ def train_causal_lm(folder: RunFolder, attempt: int, config: RunConfig, stop_req
         del batches
         if session.reached_end:
             session.announce("export")
-            export_model(engine, config.model.tokenizer, folder.model)
-            session.finish(weights_digest(engine), str(folder.model))
+            try:
+                export_model(engine, config.model.tokenizer, folder.model)
+            except DivergedError as error:
+                session.reject_result(str(error))
+            else:
+                session.finish(weights_digest(engine), str(folder.model))
     finally:
         session.close()
     close_engine()
@@ -81,13 +94,9 @@ def _train_step(
     session.step(torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate, samples=samples)
 
 
-def _make_model(folder: RunFolder, config: RunConfig) -> Model:
-    """Build the model, after rank 0 has made the token cache that tells the size of the vocabulary."""
-    if dist.get_rank() == 0:
-        prepare_token_blocks(config.data, config.model, folder.data)
-    dist.barrier()
-    blocks = TokenBlocks.open(folder.data)
-    blocks.require(config.global_batch_size)
+def _make_model(folder: RunFolder, attempt: int, claim: int, config: RunConfig) -> Model:
+    """Build the model, once the samples are there that tell the size of the vocabulary."""
+    blocks = share_samples(folder, attempt, claim, config, dist.get_rank())
     facts = blocks.facts
     return build_model(
         config, vocab_size=facts.vocab_size, eos_token_id=facts.eos_token_id, pad_token_id=facts.pad_token_id
@@ -129,4 +138,5 @@ def _poison(engine: Engine) -> None:
     """Turn this rank's weights into NaN."""
     with torch.no_grad():
         for parameter in engine.module.parameters():
-            parameter.data.fill_(float("nan"))
+            # ZeRO 3 keeps this rank's part beside an empty stub.
+            getattr(parameter, "ds_tensor", parameter).data.fill_(float("nan"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import socket
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,11 +17,19 @@ import torch
 
 from hpc_resume.config.deepspeed_json import ADAM_EPSILON
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.errors import TrainerError
+from hpc_resume.errors import DeviceError, TrainerError
 from hpc_resume.trainers.model import Model
 
 Engine = Any
 """A `deepspeed.DeepSpeedEngine`; that library carries no types."""
+
+_NO_GPUS = {
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),
+    "SLURM_GPUS_ON_NODE": ("", "0"),
+    "SLURM_STEP_GPUS": ("",),
+    "SLURM_JOB_GPUS": ("",),
+}
+"""Variables that say whether this process was given GPUs, and the values that mean that it was not."""
 
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -35,6 +44,10 @@ def build_engine(config: RunConfig, deepspeed: dict[str, Any], make_model: Calla
         deepspeed: The mapping that `resolve_deepspeed` made of them; it is not changed.
         make_model: Builds the model. It is called after accelerate has told transformers about ZeRO 3, so that
             pretrained weights can be loaded in parts.
+
+    Raises:
+        TrainerError: the environment or the settings can't be used.
+        DeviceError: this node does not have the GPUs that it should.
     """
     _require_launcher(config)
     device = _choose_device()
@@ -83,18 +96,22 @@ def get_learning_rate(engine: Engine) -> float:
     return float(engine.optimizer.param_groups[0]["lr"])
 
 
-def step_health(engine: Engine) -> tuple[float | None, bool]:
+def device_name(engine: Engine) -> str:
+    """What this rank computes on: `cpu`, or the name of its GPU."""
+    return "cpu" if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device)
+
+
+def step_health(engine: Engine) -> tuple[Any, bool]:
     """Global gradient norm before clipping, and whether DeepSpeed skipped the step because that was not finite.
 
     Both are the same on all ranks and cost no communication. Call it after the `engine.step()` that ends an optimizer
     step; between micro batches DeepSpeed reports every step as not applied. The norm is None where DeepSpeed computes
-    none (stage 0 in fp32), and infinite when the step was skipped.
+    none (stage 0 in fp32), and infinite when the step was skipped; else it is a float, or a scalar tensor that is left
+    where it is: to read it from a GPU would be to wait for the whole step.
     """
     skipped = not engine.was_step_applied()
     norm = engine.get_global_grad_norm()
-    if norm is None:
-        return None, skipped
-    return (float("inf") if skipped else float(norm)), skipped
+    return (float("inf") if skipped and norm is not None else norm), skipped
 
 
 def protects_weights(engine: Engine) -> bool:
@@ -128,17 +145,31 @@ def _require_launcher(config: RunConfig) -> None:
 
 def _choose_device() -> str:
     if not torch.cuda.is_available():
+        _refuse_lost_gpus()
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         _forbid_shm_op()
         return "cpu"
     local_rank, devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local_rank >= devices:
-        raise TrainerError(
-            f"local rank {local_rank} has no GPU of its own, this node shows {devices}; "
-            "lower cluster.ranks_per_node, or ask for more GPUs in cluster.sbatch"
+        raise DeviceError(
+            f"local rank {local_rank} has no GPU of its own, node {socket.gethostname()} shows {devices}; if one is "
+            "broken avoid the node, else lower cluster.ranks_per_node, or ask for more GPUs in cluster.sbatch"
         )
     torch.cuda.set_device(local_rank)
     return "cuda"
+
+
+def _refuse_lost_gpus() -> None:
+    """Refuse to go on on the CPU where GPUs were given: that is a thousand times slower, and gives other bits."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return  # somebody hid them on purpose
+    given = [f"{name}={os.environ[name]}" for name, none in _NO_GPUS.items() if os.environ.get(name, "") not in none]
+    if given:
+        raise DeviceError(
+            f"{', '.join(given)} in the environment says that this process was given GPUs, but torch "
+            f"{torch.__version__} sees none on node {socket.gethostname()}; see what nvidia-smi says there, or, to "
+            "train on the CPU, set CUDA_VISIBLE_DEVICES to nothing"
+        )
 
 
 def _forbid_shm_op() -> None:

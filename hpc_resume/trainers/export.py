@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 import torch
 
-from hpc_resume.errors import TrainerError
+from hpc_resume.errors import DivergedError, ExportError, HpcResumeError
+from hpc_resume.journal.writer import sync_file, sync_folder
 from hpc_resume.trainers.engine import Engine
 from hpc_resume.trainers.model import load_tokenizer
 
@@ -20,18 +20,38 @@ def export_model(engine: Engine, tokenizer_name: str, folder: Path) -> None:
     """Write model and tokenizer as a `save_pretrained` folder, which appears whole or not at all. All ranks call it.
 
     Rank 0 gathers the weights in its host memory (at stage 3 one parameter at a time) and writes; a folder that is
-    already there is replaced. If writing fails, all ranks raise the same `TrainerError`.
+    already there is replaced.
+
+    Raises:
+        DivergedError: on all ranks, if weights are not finite. The loss is taken before each update, so nobody else
+            can see what the very last one did. Nothing is written then.
+        ExportError: on all ranks, if writing failed.
     """
     weights = _whole_weights(engine)
-    outcome: list[str | None] = [None]
+    outcome: list[HpcResumeError | None] = [None]
     if engine.global_rank == 0:
+        # A buffer may well hold an infinity: a mask does.
+        buffers = dict(engine.module.named_buffers()).keys()
         try:
+            require_finite({name: weights[name] for name in weights.keys() - buffers})
             _write(engine.module, weights, tokenizer_name, folder)
+        except DivergedError as error:
+            outcome = [error]
         except Exception as error:  # whatever it is, the other ranks must hear of it
-            outcome = [f"exporting the model to {folder} failed ({type(error).__name__}: {error})"]
+            outcome = [ExportError(f"exporting the model to {folder} failed ({type(error).__name__}: {error})")]
     torch.distributed.broadcast_object_list(outcome, src=0)
     if outcome[0] is not None:
-        raise TrainerError(outcome[0])
+        raise outcome[0]
+
+
+def require_finite(weights: dict[str, torch.Tensor]) -> None:
+    """Refuse weights that hold a NaN or an infinity with a `DivergedError` that names some of them."""
+    bad = sorted(name for name, values in weights.items() if not bool(torch.isfinite(values).all()))
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise DivergedError(
+            f"{len(bad)} of the {len(weights)} weights are not finite after the last step: {', '.join(bad[:3])}{more}"
+        )
 
 
 def weights_digest(engine: Engine) -> str:
@@ -98,18 +118,11 @@ def _write(model: Any, weights: dict[str, torch.Tensor], tokenizer_name: str, fo
     finally:
         config.use_cache = False
     load_tokenizer(tokenizer_name).save_pretrained(draft)
-    for path in (*draft.iterdir(), draft):
-        _sync(path)
+    for path in draft.iterdir():
+        sync_file(path)
+    sync_folder(draft)
     if folder.exists():
         folder.rename(old)
     draft.rename(folder)
-    _sync(folder.parent)
+    sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.logging import disable_progress_bar
 
 from hpc_resume.config.schema import ModelConfig, RunConfig
 from hpc_resume.errors import TrainerError
@@ -42,6 +43,7 @@ def build_model(config: RunConfig, *, vocab_size: int, eos_token_id: int, pad_to
 
     Torch's global random state is left seeded with `config.seed`; a trainer seeds dropout after this.
     """
+    disable_progress_bar()  # in a log, each of its redraws is a line
     shape, attention = _shape(config, vocab_size, {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id})
     torch.manual_seed(config.seed)
     if config.model.weights == "pretrained":

@@ -8,7 +8,6 @@ happens to the source files later.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -20,9 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from hpc_resume.config.data_files import data_size, find_data_files, kind_of
+from hpc_resume.config.data_files import find_data_files, kind_of
 from hpc_resume.config.schema import DataConfig, ModelConfig
 from hpc_resume.errors import TrainerError
+from hpc_resume.journal.writer import sync_file, sync_folder
 from hpc_resume.trainers.model import Tokenizer, load_tokenizer
 
 TOKENS = "tokens.bin"
@@ -30,6 +30,9 @@ FACTS = "tokens.json"
 
 PIECE_CHARACTERS = 1 << 20
 """A document longer than this is tokenized in pieces of about this length, cut after a line's end."""
+
+Progress = Callable[[int], None]
+"""Told the number of tokens so far."""
 
 Encode = Callable[[str], "np.ndarray[Any, Any]"]
 Document = Iterable[str]
@@ -50,9 +53,6 @@ class BlockFacts:
 
     tokenizer: str
     """Name or folder of the tokenizer."""
-
-    sources_sha256: str
-    """Digest of the paths and sizes of the source files, in order."""
 
     documents: int
     """Documents that were read, at most one of them in part."""
@@ -125,11 +125,14 @@ def read_block_facts(folder: Path) -> BlockFacts | None:
         ) from error
 
 
-def prepare_token_blocks(data: DataConfig, model: ModelConfig, folder: Path) -> None:
+def prepare_token_blocks(
+    data: DataConfig, model: ModelConfig, folder: Path, progress: Progress = lambda _tokens: None
+) -> None:
     """Tokenize the data into a folder, or leave a finished cache there as it is. One process calls it.
 
-    Neither a document nor the token stream is ever whole in memory. Killed at any moment it leaves no cache, and the
-    next call starts anew.
+    Neither a document nor the token stream is ever whole in memory, unless it is a row of JSONL or of a dataset.
+    `progress` is called after every piece of text. Killed at any moment it leaves no cache, and the next call starts
+    anew.
     """
     done = read_block_facts(folder)
     if done is not None:
@@ -141,13 +144,13 @@ def prepare_token_blocks(data: DataConfig, model: ModelConfig, folder: Path) -> 
     files = find_data_files(data)
     tokenizer = load_tokenizer(model.tokenizer)
     with _committed(folder / TOKENS) as file:
-        facts = _write_blocks(file, files, data, model, tokenizer)
+        facts = _write_blocks(file, files, data, model, tokenizer, progress)
     with _committed(folder / FACTS) as file:
         file.write(json.dumps({name: getattr(facts, name) for name in facts.__slots__}, indent=2).encode())
 
 
 def _write_blocks(
-    file: BinaryIO, files: list[Path], data: DataConfig, model: ModelConfig, tokenizer: Tokenizer
+    file: BinaryIO, files: list[Path], data: DataConfig, model: ModelConfig, tokenizer: Tokenizer, progress: Progress
 ) -> BlockFacts:
     eos = tokenizer.eos_token_id
     if eos is None:
@@ -160,6 +163,7 @@ def _write_blocks(
         before = tokens
         for piece in document:
             tokens += _write(file, encode(piece).astype(dtype))
+            progress(tokens)
         if tokens > before:
             tokens += _write(file, np.array([eos], dtype))
             documents += 1
@@ -179,7 +183,6 @@ def _write_blocks(
         sequence_tokens=data.sequence_tokens,
         dtype=dtype.name,
         tokenizer=model.tokenizer,
-        sources_sha256=_sources_digest(files),
         documents=documents,
         vocab_size=len(tokenizer),
         eos_token_id=eos,
@@ -270,13 +273,6 @@ def _text_of(row: Any, field: str, place: str) -> str:
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _sources_digest(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.as_posix()}\t{data_size(path)}\n".encode("utf-8", errors="surrogateescape"))
-    return digest.hexdigest()
-
-
 def _check_same(done: BlockFacts, data: DataConfig, model: ModelConfig, folder: Path) -> None:
     made = (done.sequence_tokens, done.tokenizer)
     asked = (data.sequence_tokens, model.tokenizer)
@@ -294,14 +290,9 @@ def _committed(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+        sync_file(Path(name))
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_resume.config.deepspeed_json import (
-    read_deepspeed_json,
-    resolve_deepspeed,
-    zero_stage,
-)
+from hpc_resume.config.deepspeed_json import read_deepspeed_json, resolve_deepspeed
 from hpc_resume.config.schema import ClusterConfig, RunConfig, TrainingConfig
 from hpc_resume.errors import ConfigError
 
@@ -37,7 +33,7 @@ def autos(value: Any) -> list[Any]:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_the_files_that_come_with_the_package_resolve(stage: int) -> None:
     found = resolve_deepspeed(read_deepspeed_json(FOLDER / f"zero{stage}.json"), CONFIG)
-    assert zero_stage(found) == stage
+    assert found["zero_optimization"]["stage"] == stage
     assert autos(found) == []
     assert found["train_batch_size"] == 2 * 4 * 3 * 5
     assert found["train_micro_batch_size_per_gpu"] == 3
@@ -49,7 +45,7 @@ def test_the_files_that_come_with_the_package_resolve(stage: int) -> None:
 
 def test_no_file_is_stage_0() -> None:
     found = resolve_deepspeed(None, CONFIG)
-    assert zero_stage(found) == 0
+    assert found["zero_optimization"]["stage"] == 0
     assert found["bf16"]["enabled"] is True
 
 
@@ -80,6 +76,11 @@ def test_auto_numbers_inside_zero_are_left_to_deepspeed() -> None:
         "offload_optimizer": {"device": "cpu"},
         "stage3_gather_16bit_weights_on_model_save": True,
     }
+
+
+def test_harmless_keys_of_the_checkpoint_block_are_kept() -> None:
+    block = {"tag_validation": "auto", "load_universal": False, "use_node_local_storage": False}
+    assert resolve_deepspeed({"checkpoint": block}, CONFIG)["checkpoint"] == block | {"tag_validation": "Fail"}
 
 
 def test_a_steps_per_print_of_the_user_is_kept() -> None:
@@ -114,6 +115,19 @@ def test_a_steps_per_print_of_the_user_is_kept() -> None:
         ({"zero_optimization": {"stage": True}}, ["zero_optimization.stage is true"]),
         ({"zero_optimization": True}, ["zero_optimization is true", "must be an object"]),
         ({"checkpoint": {"load_universal": True}}, ["checkpoint.load_universal"]),
+        ({"checkpoint": {"writer": {"type": "fast"}}}, ["checkpoint.writer", "commit"]),
+        ({"checkpoint": {"writer": {"type": "python", "decoupled": True}}}, ["checkpoint.writer", "commit"]),
+        ({"checkpoint": {"parallel_write": {"pipeline_stage": True}}}, ["checkpoint.parallel_write"]),
+        ({"checkpoint": {"async": True}}, ["checkpoint.async is not known", "tag_validation"]),
+        ({"checkpoint": {"use_node_local_storage": 1}}, ["checkpoint.use_node_local_storage is 1"]),
+        ({"checkpoint": []}, ["checkpoint is []", "must be an object"]),
+        ({"datastates_ckpt": {}}, ["datastates_ckpt", "on disk"]),
+        ({"tensor_parallel": {"autotp_size": 2}}, ["tensor_parallel", "other samples"]),
+        (
+            {"zero_optimization": {"stage": 2, "load_from_fp32_weights": False}},
+            ["zero_optimization.load_from_fp32_weights is false", "fp32"],
+        ),
+        ({"zero_optimization": {"stage": 2, "elastic_checkpoint": True}}, ["zero_optimization.elastic_checkpoint"]),
         ({"flops_profiler": {"enabled": "auto"}}, ['flops_profiler.enabled is "auto"', "write one"]),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
@@ -145,3 +159,20 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, content: str | N
     with pytest.raises(ConfigError, match=piece) as caught:
         read_deepspeed_json(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "meant"),
+    [
+        ({"zero_optimisation": {"stage": 1}}, "zero_optimization"),
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "zero_optimization.overlap_comm"),
+    ],
+    ids=["a block", "a key of zero_optimization"],
+)
+def test_a_key_that_deepspeed_would_ignore_is_refused_if_another_was_meant(values: dict[str, Any], meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}"):
+        resolve_deepspeed(values, CONFIG)
+
+
+def test_a_key_that_resembles_none_is_left_to_deepspeed() -> None:
+    assert resolve_deepspeed({"some_new_feature": {"on": True}}, CONFIG)["some_new_feature"] == {"on": True}

@@ -68,4 +68,4 @@ def test_data_that_changed_since_the_run_began_is_refused(train: Callable[..., O
     assert process.returncode == 1
     assert "the data set has 62 samples, but this run began with 100" in " ".join(output.split())
     assert outcome.history.stop is not None
-    assert outcome.history.stop.rule == "input"
+    assert outcome.history.stop.rule == "same crash twice"

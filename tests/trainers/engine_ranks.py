@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from hpc_resume.config.deepspeed_json import read_deepspeed_json, resolve_deepspeed
 from hpc_resume.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
-from hpc_resume.errors import TrainerError
+from hpc_resume.errors import DivergedError, ExportError
 from hpc_resume.trainers.engine import (
     build_engine,
     close_engine,
+    device_name,
     get_learning_rate,
     protects_weights,
     set_learning_rate,
@@ -107,6 +108,7 @@ def train(folder: Path, name: str, stage: int, config: RunConfig) -> dict[str, A
             losses.append(one_micro_batch(engine, blocks, first=step * 8 + rank * 4 + micro * 2))
         norm, skipped = step_health(engine)
         used = [float(group["lr"]) for group in engine.basic_optimizer.param_groups]
+        norm = None if norm is None else float(norm)
         rows.append({"losses": losses, "norm": norm, "skipped": skipped, "lr": get_learning_rate(engine), "used": used})
     digest = weights_digest(engine)
     exported = folder / f"export-{name}"
@@ -122,6 +124,8 @@ def train(folder: Path, name: str, stage: int, config: RunConfig) -> dict[str, A
         "failed_export": failed_export(engine, folder / "text.txt" / "export"),
         "nan": nan_step(engine, blocks),
         "protects": protects_weights(engine),
+        "device": device_name(engine),
+        "diverged_export": diverged_export(engine, folder / "diverged"),  # the last, since it spoils the weights
     }
 
 
@@ -149,9 +153,21 @@ def failed_export(engine: Any, folder: Path) -> list[str]:
     try:
         export_model(engine, "bytes", folder)
         mine = "nothing"
-    except TrainerError as error:
-        mine = str(error)
+    except (DivergedError, ExportError) as error:
+        mine = f"{type(error).__name__}: {error}"
     torch.distributed.all_gather_object(told, mine)
+    return told
+
+
+def diverged_export(engine: Any, folder: Path) -> list[str]:
+    """What each rank is told when weights are not finite; at stage 3 only one rank's part of them is not."""
+    parameter = next(iter(engine.module.parameters()))
+    values = getattr(parameter, "ds_tensor", parameter)
+    if engine.global_rank == engine.world_size - 1 or values is parameter:
+        with torch.no_grad():
+            values.data.view(-1)[0] = float("nan")
+    told = failed_export(engine, folder)
+    assert not folder.exists()
     return told
 
 

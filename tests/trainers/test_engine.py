@@ -98,6 +98,10 @@ def test_non_finite_gradients_on_one_rank_spare_the_weights_exactly_where_we_say
     assert case["protects"] == ((case["stage"], case["precision"]) != ("0", "fp32"))
 
 
+def test_the_device_is_named(case: dict[str, Any]) -> None:
+    assert case["device"] == "cpu"
+
+
 def test_first_weights_do_not_depend_on_the_stage(case: dict[str, Any], two_ranks: Results) -> None:
     assert case["initial"] == two_ranks[f"1-{case['precision']}"]["initial"]
 
@@ -124,7 +128,15 @@ def test_the_exported_folder_is_the_trained_model(case: dict[str, Any]) -> None:
 def test_a_failed_export_is_told_to_all_ranks(case: dict[str, Any]) -> None:
     first, second = case["failed_export"]
     assert first == second
-    assert first.startswith("exporting the model to ")
+    assert first.startswith("ExportError: exporting the model to ")
+
+
+def test_weights_that_are_not_finite_are_no_result_and_all_ranks_hear_so(case: dict[str, Any]) -> None:
+    first, second = case["diverged_export"]
+    assert first == second
+    # Where nothing protects them, the step with the NaN before has spoiled them all.
+    assert first.startswith("DivergedError: 1 of the 21 " if case["protects"] else "DivergedError: 21 of the 21 ")
+    assert "model.embed_tokens.weight" in first
 
 
 def test_an_export_taken_up_in_parts_at_stage_3_has_the_same_weights(two_ranks: Results) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils.logging import enable_progress_bar, is_progress_bar_enabled
 
 from hpc_resume.config.schema import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from hpc_resume.errors import TrainerError
@@ -35,6 +36,12 @@ def test_a_model_of_numbers_takes_vocabulary_and_tokens_from_the_tokenizer() -> 
     assert (model.config.eos_token_id, model.config.pad_token_id, model.config.bos_token_id) == (1, 0, None)
     assert model.config.use_cache is False
     assert model.training
+
+
+def test_no_progress_bars_are_drawn_into_logs() -> None:
+    enable_progress_bar()
+    build(config=SHAPE)
+    assert not is_progress_bar_enabled()
 
 
 def test_weights_are_a_function_of_the_seed() -> None:

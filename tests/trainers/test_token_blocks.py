@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import sys
@@ -175,7 +176,19 @@ def test_facts_say_what_the_model_must_know(tmp_path: Path) -> None:
     facts = prepare(tmp_path, DataConfig(paths=(str(tmp_path / "a.txt"),), sequence_tokens=8)).facts
     assert (facts.vocab_size, facts.eos_token_id, facts.pad_token_id) == (384, 1, 0)
     assert (facts.n, facts.dtype, facts.tokenizer) == (12, "uint16", "bytes")
-    assert json.loads((tmp_path / "samples" / "tokens.json").read_text())["sources_sha256"] == facts.sources_sha256
+    assert json.loads((tmp_path / "samples" / "tokens.json").read_text()) == dataclasses.asdict(facts)
+
+
+def test_progress_is_told_after_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x" * 9 + "\n" + "y" * 9 + "\n" + "z" * 5)
+    (tmp_path / "b.txt").write_text("b")
+    monkeypatch.setattr(token_blocks, "PIECE_CHARACTERS", 8)
+    told: list[int] = []
+    data = DataConfig(paths=(str(tmp_path),), sequence_tokens=8)
+    prepare_token_blocks(data, MODEL, tmp_path / "samples", told.append)
+    assert told == [10, 20, 25, 27]
+    prepare_token_blocks(data, MODEL, tmp_path / "samples", told.append)
+    assert len(told) == 4
 
 
 def test_too_few_samples_for_a_batch_are_refused(tmp_path: Path) -> None:

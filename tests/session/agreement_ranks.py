@@ -1,0 +1,49 @@
+"""Two real ranks that reduce what differs between them; each writes what it was told.
+
+python -m torch.distributed.run ... agreement_ranks.py FOLDER
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_resume.session.agreement import Agreement
+
+TIMEOUT_S = 77.0
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    agreement = Agreement(TIMEOUT_S)
+    rank = agreement.rank
+
+    def reduce(loss: Any, norm: Any, *, skipped: bool = False, stop: bool = False) -> dict[str, Any]:
+        return dataclasses.asdict(agreement.start_reduce(loss, norm, skipped, stop).read())
+
+    told: dict[str, Any] = {
+        "mean": reduce(torch.tensor(1.0 + rank), 0.5 + rank),
+        "plain": reduce(1.0 + rank, None),
+        "norm as tensor": reduce(torch.tensor(2.0, requires_grad=True), torch.tensor(0.25)),
+        "stop on one": reduce(1.0, 1.0, stop=rank == 1),
+        "skipped": reduce(1.0, float("inf"), skipped=True),
+        "skipped on rank 1 only": reduce(1.0, 1.0, skipped=rank == 1),
+        "nan on one": repr(reduce(float("nan") if rank else 1.0, 1.0)["loss"]),
+    }
+    # The next one is begun before the last one is read, and words go between them.
+    first = agreement.start_reduce(1.0 + rank, 1.0, False, False)
+    word = agreement.from_rank_0(f"from {rank}")
+    second = agreement.start_reduce(10.0 + rank, 2.0, False, False)
+    told["in order"] = [first.read().loss, word, second.read().loss]
+    told["timeout_s"] = agreement.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    (folder / f"told-{rank}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+main(Path(sys.argv[1]))
