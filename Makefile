@@ -23,8 +23,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## Train a small model whose loss spikes on purpose, and see it recover.
-	rm -rf runs/quickstart
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m hpc_resume submit configs/quickstart.yaml
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m hpc_resume submit configs/quickstart.yaml name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP)  ## Run the tests that a newcomer runs.
 	$(PYTEST) -m 'not slow'

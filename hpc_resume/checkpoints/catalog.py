@@ -22,6 +22,7 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step-(\d{9})\.s(\d{6})$")
 _ASIDE = "quarantined."
+_TRASH = ".trash."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,17 +81,24 @@ def next_save_number(folder: Path, recorded: Iterable[str] = ()) -> int:
 
     One that vanished from the disk keeps its name: a new one under it would be taken for the old.
     """
-    here = (path.name.removeprefix(_ASIDE) for path in folder.iterdir()) if folder.exists() else ()
+    here = (path.name.removeprefix(_ASIDE).removeprefix(_TRASH) for path in folder.iterdir())
     names = (*here, *recorded)
     return max((int(match.group(2)) for name in names if (match := _NAME.match(name))), default=0) + 1
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Return the names of all committed checkpoints that are not set aside, by save number."""
-    if not folder.exists():
-        return []
+    """Return the names of all committed checkpoints that are not set aside, by save number.
+
+    Raises:
+        FileNotFoundError: the folder is not there; that is not the same as an empty one.
+    """
     names = [path.name for path in folder.iterdir() if _NAME.match(path.name) and (path / MANIFEST).exists()]
     return sorted(names, key=lambda name: name.rpartition(".s")[2])
+
+
+def is_committed(folder: Path, name: str) -> bool:
+    """Tell whether one checkpoint is there and committed."""
+    return (folder / name / MANIFEST).exists()
 
 
 def read_manifest(folder: Path, name: str) -> Manifest:
@@ -129,6 +137,9 @@ def find_damage(folder: Path, manifest: Manifest, rank: int | None = None) -> st
     """Compare a checkpoint's files with its manifest; return the first difference in words, or None.
 
     With `rank`, only that rank's files are read.
+
+    Raises:
+        OSError: a file is there but can't be read, which proves nothing about what is in it.
     """
     for name, entry in sorted(manifest.files.items()):
         if rank is not None and not owned_by(name, rank):
@@ -136,8 +147,8 @@ def find_damage(folder: Path, manifest: Manifest, rank: int | None = None) -> st
         path = folder / manifest.checkpoint.name / name
         try:
             found = digest_file(path)
-        except OSError as error:
-            return f"{name}: {error.strerror}"
+        except FileNotFoundError:
+            return f"{name} is missing"
         if found.size != entry.size:
             return f"{name} has {found.size} bytes; its manifest says {entry.size}"
         if found.digest != entry.digest:
@@ -155,3 +166,17 @@ def set_aside(folder: Path, name: str) -> bool:
         return False
     path.rename(folder / f"{_ASIDE}{name}")
     return True
+
+
+def discard_uncommitted(folder: Path) -> list[str]:
+    """Delete what is left of saves that were never committed; return their names.
+
+    An empty folder stays in place of each, so that its save number is not used again: a zombie may still know it.
+    """
+    names = [path.name for path in folder.iterdir() if _NAME.match(path.name) and not (path / MANIFEST).exists()]
+    for name in names:
+        trash = folder / f"{_TRASH}{name}"
+        (folder / name).rename(trash)
+        for path in trash.iterdir():
+            path.unlink()
+    return names

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import FileEntry, Manifest
-from hpc_resume.errors import CheckpointError
+from hpc_resume.errors import CheckpointError, DamagedError
 from hpc_resume.journal.writer import sync_folder
 
 
@@ -86,23 +86,29 @@ class CheckpointStore:
         """Verify a checkpoint on all ranks, load it, and return this rank's own state.
 
         Raises:
-            CheckpointError: on every rank, if any of them found damage or failed to load.
+            DamagedError: on every rank, if a file of any of them is missing or differs from its digest.
+            CheckpointError: it is whole, but of another number of ranks or another ZeRO stage, or DeepSpeed did
+                not load what the manifest says.
+
+        Whatever else goes wrong here, memory or a driver or the network, says nothing about the checkpoint; it ends
+        this process, and the checkpoint stays.
         """
         name = manifest.checkpoint.name
-        self._agree(name, self._check_fits(manifest) or catalog.find_damage(self._folder, manifest, self._rank))
-        state: dict[str, Any] = {}
-        problem = None
-        try:
-            path, _ = self._engine.load_checkpoint(str(self._folder), tag=name)
-            if path is None:
-                problem = "DeepSpeed found nothing to load"
-            state = torch.load(self._folder / name / _rank_file(self._rank), map_location="cpu", weights_only=False)
-            found = int(self._engine.global_steps)
-            if problem is None and found != manifest.checkpoint.step:
-                problem = f"DeepSpeed loaded step {found}, the manifest says {manifest.checkpoint.step}"
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        self._agree(name, problem)
+        self._check_fits(manifest)
+        damage = self._gather(catalog.find_damage(self._folder, manifest, self._rank))
+        problems = [f"rank {rank}: {text}" for rank, text in enumerate(damage) if text]
+        if problems:
+            raise DamagedError(f"checkpoint {name} is damaged: {'; '.join(problems)}")
+        path, _ = self._engine.load_checkpoint(str(self._folder), tag=name)
+        found = int(self._engine.global_steps)
+        if path is None or found != manifest.checkpoint.step:
+            raise CheckpointError(
+                f"checkpoint {name}: DeepSpeed loaded {path} at step {found}, the manifest says step "
+                f"{manifest.checkpoint.step}"
+            )
+        state: dict[str, Any] = torch.load(
+            self._folder / name / _rank_file(self._rank), map_location="cpu", weights_only=False
+        )
         return state
 
     def _write(self, name: str, rank_state: dict[str, Any]) -> tuple[dict[str, FileEntry], str | None]:
@@ -147,18 +153,13 @@ class CheckpointStore:
 
         return _attempt(commit)
 
-    def _check_fits(self, manifest: Manifest) -> str | None:
-        if manifest.world_size != self._world_size:
-            return f"it was saved by {manifest.world_size} ranks, this attempt has {self._world_size}"
+    def _check_fits(self, manifest: Manifest) -> None:
         stage = int(self._engine.zero_optimization_stage())
-        if manifest.zero_stage != stage:
-            return f"it was saved with ZeRO {manifest.zero_stage}, this attempt uses ZeRO {stage}"
-        return None
-
-    def _agree(self, name: str, problem: str | None) -> None:
-        problems = [f"rank {rank}: {text}" for rank, text in enumerate(self._gather(problem)) if text]
-        if problems:
-            raise CheckpointError(f"checkpoint {name} can't be used: {'; '.join(problems)}")
+        if (manifest.world_size, manifest.zero_stage) != (self._world_size, stage):
+            raise CheckpointError(
+                f"checkpoint {manifest.checkpoint.name} was saved by {manifest.world_size} ranks with ZeRO "
+                f"{manifest.zero_stage}; this attempt has {self._world_size} ranks and ZeRO {stage}, and can't load it"
+            )
 
     def _gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self._world_size

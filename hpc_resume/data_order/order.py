@@ -81,6 +81,18 @@ class DataOrder:
             position = epoch * self.num_samples + places.stop
         return samples, position
 
+    def positions(self, position: int, count: int) -> tuple[list[int], int]:
+        """Return where the next `count` samples lie, and the position after them, as `take` does.
+
+        It looks at no sample, so that each rank has to look only at its own, with `sample_at`.
+        """
+        found: list[int] = []
+        for epoch, places in self._kept_places(position, count):
+            start = epoch * self.num_samples
+            position = start + places.stop
+            found += range(start + places.start, position)
+        return found, position
+
     def advance(self, position: int, count: int) -> int:
         """Return the position after the next `count` samples, as `take` does, without looking at any."""
         for epoch, places in self._kept_places(position, count):
@@ -113,7 +125,7 @@ def _epoch_order(order: DataOrder, epoch: int) -> EpochOrder:
 
 
 def rank_share(samples: list[int], rank: int, world_size: int, micro_batch: int) -> list[list[int]]:
-    """Return a rank's micro batches of one optimizer step.
+    """Return a rank's micro batches of one optimizer step; `samples` may as well be their positions.
 
     The step's samples are laid out as (micro step, rank, sample). So a step trains on the same samples, however
     many ranks share them.

@@ -1,13 +1,14 @@
-"""Reading metrics: the rows of each attempt, and the heartbeat."""
+"""Reading metrics: the rows of an attempt from either end, and the heartbeat."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hpc_resume.journal.folder import RunFolder
+_BLOCK_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +21,35 @@ class Heartbeat:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return all whole rows of an attempt; a torn last line is left out."""
+    """Return all whole rows of an attempt; torn lines are left out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            return [row for row in map(_row, file) if row is not None]
     except FileNotFoundError:
         return []
-    rows: list[dict[str, Any]] = []
-    for line in text.split("\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+
+
+def newest_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an attempt that belong to a step, newest first; only what is asked for is read.
+
+    So the newest step of a file of any size costs one block, and a step before it costs what lies between.
+    """
+    try:
+        with path.open("rb") as file:
+            for line in _lines_backwards(file):
+                row = _row(line)
+                if row is not None and "step" in row:
+                    yield row
+    except FileNotFoundError:
+        return
+
+
+def loss_at(path: Path, step: int) -> float | None:
+    """Return the loss that an attempt last had at a step, if it was there."""
+    for row in newest_rows(path):
+        if row["step"] <= step:
+            return float(row["loss"]) if row["step"] == step else None
+    return None
 
 
 def read_heartbeat(path: Path, tail_bytes: int = 16384) -> Heartbeat:
@@ -45,17 +61,28 @@ def read_heartbeat(path: Path, tail_bytes: int = 16384) -> Heartbeat:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return Heartbeat(0, "start", None)
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+    rows = [row for row in map(_row, lines) if row is not None]
     phase = rows[-1].get("phase") if rows else "start"
     seconds = sorted(row["step_s"] for row in rows if "step_s" in row)
     return Heartbeat(size, phase, seconds[len(seconds) // 2] if seconds else None)
 
 
-def steps_of(folder: RunFolder, attempt: int) -> dict[int, float]:
-    """Return the loss of each step of an attempt."""
-    return {row["step"]: float(row["loss"]) for row in read_rows(folder.metrics(attempt)) if "step" in row}
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    end = file.seek(0, 2)
+    rest = b""
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        first, *lines = (file.read(end - start) + rest).split(b"\n")
+        yield from reversed(lines)
+        # The first line may begin in the block before.
+        rest, end = first, start
+    yield rest

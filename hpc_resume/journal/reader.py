@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ _NAME = re.compile(r"^(claim|attempt|operator)-(\d+)\.jsonl$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One line of a journal file; `seen` says how many records of other files its writer had read."""
+    """One line of a journal file."""
 
     file: str
     seq: int
     time: float
     seen: dict[str, int]
+    """How many records of other files its writer had read, where that changed since its record before."""
     event: ev.Event
 
 
@@ -44,10 +46,6 @@ class Journal:
     def history(self) -> History:
         """The state that these records add up to."""
         return fold((record.event for record in self.records), self.run)
-
-    def times(self, kind: type[ev.Event]) -> list[float]:
-        """Wall-clock seconds of all events of a kind."""
-        return [r.time for r in self.records if isinstance(r.event, kind)]
 
 
 def read_journal(folder: RunFolder) -> Journal:
@@ -85,20 +83,20 @@ def _read_file(path: Path) -> tuple[list[Record], int]:
             continue
         try:
             data: dict[str, Any] = json.loads(line)
-            seen = {str(name): int(count) for name, count in data["seen"].items()}
-            if records:
-                seen = {**records[-1].seen, **seen}
-            records.append(
-                Record(
-                    file=path.stem,
-                    seq=int(data["seq"]),
-                    time=float(data["time"]),
-                    seen=seen,
-                    event=decode(data["event"]),
-                )
+            record = Record(
+                file=path.stem,
+                seq=int(data["seq"]),
+                time=float(data["time"]),
+                seen={str(name): int(count) for name, count in data["seen"].items()},
+                event=decode(data["event"]),
             )
         except (ValueError, KeyError, TypeError):
             torn += 1
+            continue
+        if records and records[-1].seq == record.seq:
+            # Its writer was told that the disk had refused the one before, and wrote what counts under that number.
+            records.pop()
+        records.append(record)
     return records, torn
 
 
@@ -110,13 +108,22 @@ def _split_late(files: dict[str, list[Record]]) -> tuple[dict[str, list[Record]]
     owner = _owners(files)
     kept: dict[str, list[Record]] = {}
     late: list[Record] = []
-    opened = [(r.event.claim, r.seen) for rs in files.values() for r in rs if isinstance(r.event, ev.ClaimOpened)]
+    opened = [opening for records in files.values() for opening in _openings(records)]
     for name, records in files.items():
         horizons = [seen.get(name, 0) for claim, seen in opened if name in owner and claim > owner[name]]
         horizon = min(horizons, default=len(records))
         kept[name] = records[:horizon]
         late.extend(records[horizon:])
     return kept, late
+
+
+def _openings(records: list[Record]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield the claims that a file opens, and all that its writer had read by then."""
+    seen: dict[str, int] = {}
+    for record in records:
+        seen.update(record.seen)
+        if isinstance(record.event, ev.ClaimOpened):
+            yield record.event.claim, dict(seen)
 
 
 def _owners(files: dict[str, list[Record]]) -> dict[str, int]:
@@ -127,8 +134,12 @@ def _owners(files: dict[str, list[Record]]) -> dict[str, int]:
             for record in records:
                 if isinstance(record.event, ev.AttemptStarted):
                     attempt = f"attempt-{record.event.attempt:04d}"
-                    # A zombie may have taken the same number, late; the file is the newer claim's.
                     owners[attempt] = max(owners.get(attempt, 0), owners[name])
+    for name, records in files.items():
+        # Two claims can have started attempts of the same number, one of them late; the file itself knows whose it is.
+        first = records[0].event if records else None
+        if isinstance(first, ev.WorkersReady) and first.claim:
+            owners[name] = first.claim
     return owners
 
 

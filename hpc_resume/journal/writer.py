@@ -12,8 +12,17 @@ from hpc_resume.journal.codec import encode
 from hpc_resume.recovery import events as ev
 
 
+def sync_file(path: Path) -> None:
+    """Make the contents of a file durable, whoever wrote it."""
+    _sync(path)
+
+
 def sync_folder(path: Path) -> None:
     """Make the entries of a folder durable."""
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,6 +46,7 @@ class JournalWriter:
         """
         self.path = path
         self._count = 0
+        self._torn = False
         self._seen = dict(seen or {})
         self._told: dict[str, int] = {}
         line = self._line(first)
@@ -70,13 +80,19 @@ class JournalWriter:
         Raises:
             JournalError: the disk refused; the event must be taken as not recorded.
         """
+        told = dict(self._told)
         line = self._line(event).encode()
+        # What is left of a record that the disk refused must not swallow this one.
+        rest = b"\n" + line if self._torn else line
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            # Recorded again, it has the same number: if it did reach the disk, a reader takes it once.
+            self._torn, self._told, self._count = True, told, self._count - 1
             raise JournalError(f"can't write to {self.path}: {error.strerror}; is the disk full?") from error
+        self._torn = False
 
     def close(self) -> None:
         """Close the file; what was recorded stays."""

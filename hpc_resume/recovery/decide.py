@@ -7,7 +7,7 @@ from hpc_resume.recovery.decisions import Action, Budget, Decision, Plan, StopOu
 from hpc_resume.recovery.history import History
 from hpc_resume.recovery.policy import Policy
 
-Trigger = ev.AttemptEnded | ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | None
+Trigger = ev.AttemptEnded | ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | ev.StopRequested | None
 
 
 def decide(policy: Policy, history: History, event: Trigger) -> Decision:
@@ -19,22 +19,26 @@ def decide(policy: Policy, history: History, event: Trigger) -> Decision:
         return _stop(history, "cancelled", "cancelled by a person", "cancelled")
     match event:
         case None:
-            return _start(history)
+            return _start(policy, history)
         case ev.LossIncident():
             return _loss(policy, history, event)
         case ev.CheckpointRejected():
             return _rejected(history, event)
         case ev.SaveFailed():
             return _save_failed(policy, history, event)
+        case ev.StopRequested():
+            return _stop(history, "asked to stop", "asked to stop between two attempts", "stopped")
         case ev.AttemptEnded():
             return _ended(policy, history, event)
 
 
-def _start(history: History) -> Decision:
+def _start(policy: Policy, history: History) -> Decision:
     if history.finished is not None:
         return _stop(history, "finished", f"finished at step {history.finished.step}", "finished")
     if history.resubmitted or history.attempts:
-        return _go_on(history, "resubmitted", "sent again by a person", action="launch")
+        # What stopped for its loss would only meet the same samples again.
+        perturb = "loss" in policy.perturb_on and bool(history.decisions) and history.decisions[-1].budget == "loss"
+        return _go_on(history, "resubmitted", "sent again by a person", action="launch", perturb=perturb)
     return _go_on(history, "first start", "nothing was trained yet", action="launch")
 
 
@@ -49,9 +53,9 @@ def _ended(policy: Policy, history: History, event: ev.AttemptEnded) -> Decision
         case "input":
             return _stop(history, "input", event.message, "failed")
         case "deadline":
-            return _go_on(history, "out of time", event.message, action="requeue")
+            return _go_on(history, "out of time", event.message, action="requeue", spend=("idle", policy.idle_budget))
         case "preempted":
-            return _go_on(history, "preempted", event.message, action="requeue")
+            return _go_on(history, "preempted", event.message, action="requeue", spend=("idle", policy.idle_budget))
         case "node":
             perturb = "node" in policy.perturb_on
             return _go_on(
@@ -89,7 +93,7 @@ def _loss(policy: Policy, history: History, event: ev.LossIncident) -> Decision:
     newest = choice[-1].step if choice else 0
     used = 1 if newest > history.high_water_step else history.used.get("loss", 0) + 1
     if used > policy.loss_budget:
-        return _spent(history, "loss", policy.loss_budget, event.message)
+        return _spent(history, "loss", policy.loss_budget, event.message, suspect_after=last_safe_step)
     depth = min(used, len(choice))
     return _resume(
         history,
@@ -171,9 +175,11 @@ def _resume(
     )
 
 
-def _spent(history: History, budget: Budget, allowed: int, reason: str) -> Decision:
+def _spent(
+    history: History, budget: Budget, allowed: int, reason: str, *, suspect_after: int | None = None
+) -> Decision:
     text = f"the {budget} budget is spent ({allowed} in a row without progress); last: {reason}"
-    return _stop(history, "budget spent", text, "failed", budget=budget, used=allowed)
+    return _stop(history, "budget spent", text, "failed", budget=budget, used=allowed, suspect_after=suspect_after)
 
 
 def _stop(
@@ -184,6 +190,7 @@ def _stop(
     *,
     budget: Budget | None = None,
     used: int = 0,
+    suspect_after: int | None = None,
 ) -> Decision:
     return Decision(
         number=history.next_decision,
@@ -193,4 +200,5 @@ def _stop(
         outcome=outcome,
         budget=budget,
         used=used,
+        suspect_after=suspect_after,
     )

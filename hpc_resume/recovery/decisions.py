@@ -13,7 +13,7 @@ Action = Literal[
     "stop",  # for good
 ]
 StopOutcome = Literal["finished", "failed", "cancelled", "stopped"]
-Budget = Literal["loss", "crash", "node", "save"]
+Budget = Literal["loss", "crash", "node", "save", "idle"]
 
 RULES: dict[str, str] = {
     "first start": "A run without progress starts at the beginning.",
@@ -25,8 +25,8 @@ RULES: dict[str, str] = {
     "hang": "Kill the silent ranks and start again from the newest checkpoint, same order.",
     "node lost": "Start again from the newest checkpoint; a new order if `perturb_on` names `node`.",
     "out of memory": "Once more to confirm, then stop.",
-    "out of time": "Saved at a step edge and requeued; costs no budget.",
-    "preempted": "Saved at a step edge and requeued; costs no budget.",
+    "out of time": "Saved at a step edge and requeued; stops only if that happens again and again without a step.",
+    "preempted": "Saved at a step edge and requeued; stops only if that happens again and again without a step.",
     "asked to stop": "Saved at a step edge; stays stopped until somebody resubmits it.",
     "cancelled": "A person ended the run; nothing brings it back by itself.",
     "input": "Settings or data cannot be used as they are; trying again would not help.",
@@ -69,6 +69,8 @@ class Decision:
     outcome: StopOutcome | None = None
     budget: Budget | None = None
     used: int = 0
+    suspect_after: int | None = None
+    """Checkpoints after this step are suspect, where there is no plan that says so."""
 
     def __post_init__(self) -> None:
         """Hold the shape: a way to go on has a plan, a stop has an outcome."""

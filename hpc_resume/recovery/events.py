@@ -52,6 +52,10 @@ class ClaimRequested:
     pid: int
     boot_id: str
     start_ticks: int
+    pid_namespace: str = ""
+    """Where `pid` means something: two containers on one machine count their processes apart."""
+    machine_id: str = ""
+    """Stays the same when the machine starts again, unlike `boot_id`; empty where it can't be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +116,23 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequested:
+    """Somebody asked the supervisor for a clean stop while no workers were running."""
+
+    claim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkersReady:
     """All ranks met; training is about to load its state."""
 
     attempt: int
     world_size: int
     num_samples: int
+    device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    claim: int = 0
+    """The claim that these ranks belong to; 0 in journals that are older than this field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,18 +294,26 @@ class Submitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelRequested:
-    """A person ended these runs for good."""
+    """A person ended these runs for good; `operator` is the number of the command."""
 
     runs: tuple[int, ...]
+    operator: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResubmitRequested:
-    """A person sends runs again; `after` holds each run's newest decision, which no longer binds."""
+    """A person sends runs again.
+
+    `after` holds each run's newest decision, which no longer binds; `lifts` is the newest command whose
+    cancellation this one lifts, for those who ask for that. `gone` holds, for each run whose owner can't be asked,
+    the newest claim that this person knows to be over.
+    """
 
     runs: tuple[int, ...]
     after: dict[str, int]
     cluster: str
+    lifts: int | None = None
+    gone: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,6 +341,7 @@ Event = (
     | ClaimEnded
     | AttemptStarted
     | AttemptEnded
+    | StopRequested
     | WorkersReady
     | Resumed
     | LossIncident

@@ -82,11 +82,17 @@ class History:
     faults: tuple[ev.FaultInjected, ...] = ()
     finished: ev.RunFinished | None = None
     disagreements: tuple[str, ...] = ()
-    cancelled: bool = False
+    cancelled_by: int | None = None
+    """The command that cancelled the run, unless that was lifted."""
     binding_after: int = 0
     """What was decided up to here was lifted by a resubmission."""
     crashes: tuple[tuple[str, str, int], ...] = ()
     """Fingerprint and node of each crash since a person last sent the run, and the step of the newest checkpoint."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a person ended the run for good."""
+        return self.cancelled_by is not None
 
     @property
     def stop(self) -> Decision | None:
@@ -139,7 +145,7 @@ def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: 
         case ev.ClaimRequested():
             return replace(history, claims=(*history.claims, Claim(request=event)))
         case ev.ClaimOpened():
-            return _open(_claim(history, event.claim, opened=event.committed), event)
+            return _claim(history, event.claim, opened=event.committed)
         case ev.ClaimRefused() | ev.ClaimLost():
             return _claim(history, event.claim, ended=event)
         case ev.ClaimEnded():
@@ -195,13 +201,17 @@ def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: 
         case ev.Disagreement():
             return replace(history, disagreements=(*history.disagreements, event.message))
         case ev.CancelRequested():
-            return replace(history, cancelled=True) if run in event.runs else history
+            return replace(history, cancelled_by=event.operator) if run in event.runs else history
         case ev.ResubmitRequested():
             if run not in event.runs:
                 return history
             after = event.after.get(str(run), 0)
-            return replace(history, cancelled=False, binding_after=max(history.binding_after, after))
-        case ev.Submitted() | ev.OperatorOutcome() | ev.Unknown():
+            history = replace(history, binding_after=max(history.binding_after, after))
+            # A cancellation that the command had not seen stays in force.
+            if event.lifts is not None and history.cancelled_by is not None and history.cancelled_by <= event.lifts:
+                history = replace(history, cancelled_by=None)
+            return history
+        case ev.Submitted() | ev.StopRequested() | ev.OperatorOutcome() | ev.Unknown():
             return history
 
 
@@ -228,20 +238,17 @@ def _attempt(history: History, number: int, **changes: object) -> History:
     return replace(history, attempts=tuple(change(attempt) for attempt in history.attempts))
 
 
-def _open(history: History, event: ev.ClaimOpened) -> History:
-    """Void every commit of an older claim that the new claim did not see on disk."""
-    return _set_aside(history, {c.name: VOID for c in history.lineage if c.name not in event.committed})
-
-
 def _commit(history: History, checkpoint: ev.Checkpoint) -> History:
-    known = {**history.known, checkpoint.name: checkpoint}
-    history = replace(history, known=known, saves_failed=0)
-    if checkpoint.name in history.set_aside or any(c.name == checkpoint.name for c in history.lineage):
+    known_before = checkpoint.name in history.known
+    history = replace(history, known={**history.known, checkpoint.name: checkpoint}, saves_failed=0)
+    if known_before or checkpoint.name in history.set_aside:
         return history
     if checkpoint.branch != history.branch:
         return _set_aside(history, {checkpoint.name: "of an abandoned branch"})
     lineage = (*history.lineage, checkpoint)
-    return replace(history, lineage=tuple(sorted(lineage, key=lambda c: (c.step, c.save_number))))
+    if len(lineage) > 1 and lineage[-2].step > checkpoint.step:
+        lineage = tuple(sorted(lineage, key=lambda c: (c.step, c.save_number)))
+    return replace(history, lineage=lineage)
 
 
 def _set_aside(history: History, names: Mapping[str, str]) -> History:
@@ -254,15 +261,19 @@ def _set_aside(history: History, names: Mapping[str, str]) -> History:
     )
 
 
+def _cut(history: History, step: int, reason: str) -> History:
+    return _set_aside(history, {c.name: reason for c in history.lineage if c.step > step})
+
+
 def _decided(history: History, decision: Decision) -> History:
     history = replace(history, decisions=(*history.decisions, decision), pending=decision, undecided=None)
     if decision.action == "continue":
         return replace(history, pending=None)
     plan = decision.plan
     if plan is None:
-        return history
+        after = decision.suspect_after
+        return history if after is None else _cut(history, after, "suspect")
     reason = "suspect" if decision.rule == "loss incident" else "of an abandoned branch"
-    later = {c.name: reason for c in history.lineage if c.step > plan.step}
     progress = plan.step > history.high_water_step or decision.rule == "resubmitted"
     used = {} if progress else dict(history.used)
     if decision.budget is not None:
@@ -270,7 +281,7 @@ def _decided(history: History, decision: Decision) -> History:
     if decision.rule == "resubmitted":
         history = replace(history, crashes=(), saves_failed=0)
     return replace(
-        _set_aside(history, later),
+        _cut(history, plan.step, reason),
         rewinds=(
             *history.rewinds,
             Rewind(position=plan.position, number=decision.number, perturb=plan.perturb, window=plan.window),

@@ -33,9 +33,19 @@ class Policy:
     save_budget: int = 5
     """Failed saves in a row before the run stops."""
 
+    idle_budget: int = 10
+    """Preemptions and ends of the job's time in a row without progress before the run stops."""
+
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
-        for name in ("loss_budget", "crash_budget", "node_budget", "save_budget", "rollback_margin_steps"):
+        for name in (
+            "loss_budget",
+            "crash_budget",
+            "node_budget",
+            "save_budget",
+            "idle_budget",
+            "rollback_margin_steps",
+        ):
             value = getattr(self, name)
             if value < 0:
                 raise ValueError(f"recovery.{name} is {value}; it must be 0 or more")

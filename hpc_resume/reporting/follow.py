@@ -8,13 +8,15 @@ import time
 from rich.console import Console
 
 from hpc_resume.cluster.local import LocalCluster
+from hpc_resume.config.load import load_config
 from hpc_resume.config.schema import RunConfig
+from hpc_resume.config.sweep import expand
 from hpc_resume.journal.folder import SubmissionFolder
-from hpc_resume.journal.reader import read_journal, read_operator
+from hpc_resume.journal.reader import Journal, read_journal, read_operator
 from hpc_resume.reporting.sentences import sentence
 from hpc_resume.reporting.summary import ENDED, RunSummary, live_jobs, summarize
 
-_POLL_S = 0.5
+_POLL_S = 1.0
 
 
 def follow(
@@ -24,14 +26,18 @@ def follow(
     console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty(), quiet=quiet)
     console.print(f"{len(runs)} run(s) of {config.name} on this machine; everything is in {folder.path}")
     since = max(record.time for record in read_operator(folder))
+    configs = expand(load_config(folder.config))
     printed: set[tuple[int, str, int]] = set()
     with console.status("starting", spinner="dots") as line:
         while True:
             try:
                 live = live_jobs(folder)
-                summaries = [summarize(folder.run(i), live=i in live) for i in runs]
+                summaries = []
                 for index in runs:
-                    for seconds, text in _news(folder, index, printed, since):
+                    run, journal = folder.run(index), read_journal(folder.run(index))
+                    history = journal.history
+                    summaries.append(summarize(run, configs[index], journal, history, live=index in live))
+                    for seconds, text in _news(journal, printed, since):
                         who = f"run {index}: " if len(runs) > 1 else ""
                         console.print(f"[{seconds:6.1f} s] {who}{text}", markup=False)
                 if all(s.state in ENDED for s in summaries):
@@ -43,13 +49,11 @@ def follow(
                 LocalCluster().stop(job_id)
 
 
-def _news(
-    folder: SubmissionFolder, index: int, printed: set[tuple[int, str, int]], since: float
-) -> list[tuple[float, str]]:
+def _news(journal: Journal, printed: set[tuple[int, str, int]], since: float) -> list[tuple[float, str]]:
     """Return what was recorded of a run since the last call, and when, in seconds after it was sent."""
     news = []
-    for record in read_journal(folder.run(index)).records:
-        key = (index, record.file, record.seq)
+    for record in journal.records:
+        key = (journal.run, record.file, record.seq)
         if key in printed or record.time < since:
             continue
         printed.add(key)

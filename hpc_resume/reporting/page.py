@@ -45,6 +45,10 @@ def write_page(folder: RunFolder, report: Report, curves: list[Curve], history: 
         ),
         "<h2>What it cost</h2>",
         _table(["", ""], [("", [key, value]) for key, value in report.costs.items()]),
+        "<h2>Out of the ordinary</h2>",
+        _table(["", ""], [("", [key, str(count)]) for key, count in report.odd.items() if count])
+        if any(report.odd.values())
+        else "<p>Nothing.</p>",
         "<h2>Order of the data</h2>",
         "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in report.order) + "</ul>",
         "<h2>Checkpoints</h2>",

@@ -37,6 +37,8 @@ class Report:
     page: str
     timeline: list[Entry]
     costs: dict[str, str]
+    odd: dict[str, int]
+    """How often something happened that no action followed, but that a person may want to look into."""
     order: list[str]
     checkpoints: list[dict[str, str]]
 
@@ -51,9 +53,10 @@ def make_report(folder: RunFolder, *, live: bool) -> Report:
     """Make the report of a run and write its page."""
     from hpc_resume.reporting.page import write_page
 
+    config = load_run(folder.submission.config, folder.index)
     journal = read_journal(folder)
     history = journal.history
-    summary = summarize(folder, live=live)
+    summary = summarize(folder, config, journal, history, live=live)
     curves = split_curves(
         [(a.started.attempt, read_rows(folder.metrics(a.started.attempt))) for a in history.attempts], history
     )
@@ -63,8 +66,9 @@ def make_report(folder: RunFolder, *, live: bool) -> Report:
         headline=_headline(history, summary),
         page=str(folder.report),
         timeline=_timeline(journal),
-        costs=_costs(journal, curves),
-        order=_order(history, load_run(folder.submission.config, folder.index).global_batch_size),
+        costs=_costs(journal, history, curves),
+        odd=_odd(journal, history),
+        order=_order(history, config.global_batch_size),
         checkpoints=_checkpoints(history),
     )
     write_page(folder, report, curves, history)
@@ -98,19 +102,30 @@ def _timeline(journal: Journal) -> list[Entry]:
     return entries
 
 
-def _costs(journal: Journal, curves: list[Curve]) -> dict[str, str]:
+def _costs(journal: Journal, history: History, curves: list[Curve]) -> dict[str, str]:
     rows = [row for curve in curves for row in curve.rows]
     lost = sum(len(curve.rows) for curve in curves if curve.abandoned)
     seconds = sum(row["step_s"] for row in rows)
     lost_seconds = sum(row["step_s"] for curve in curves if curve.abandoned for row in curve.rows)
     saves = [r.event.seconds for r in journal.records if isinstance(r.event, ev.CheckpointCommitted)]
     total = journal.records[-1].time - journal.records[0].time if journal.records else 0.0
-    restarts = max(0, len(journal.history.attempts) - 1)
+    restarts = max(0, len(history.attempts) - 1)
     return {
         "steps trained": f"{len(rows)}, {lost or 'none'} of them given up and trained again",
         "time": f"{total:.0f} s in all; {seconds:.0f} s in steps, {lost_seconds:.0f} s of them given up",
         "restarts": str(restarts),
         "saves": f"{len(saves)}, {sum(saves):.1f} s in all",
+    }
+
+
+def _odd(journal: Journal, history: History) -> dict[str, int]:
+    return {
+        "skipped steps": history.skipped_steps,
+        "replayed steps that differed": len(history.replay_differences),
+        "failed saves": len(history.save_failures),
+        "disagreements between sources": len(history.disagreements),
+        "torn lines in the journal": journal.torn,
+        "records of a replaced supervisor, without effect": len(journal.late),
     }
 
 

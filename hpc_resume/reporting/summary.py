@@ -8,9 +8,10 @@ from typing import Literal
 from hpc_resume.cluster.local import LocalCluster
 from hpc_resume.cluster.local_allocation import LocalAllocation
 from hpc_resume.config import load_run
+from hpc_resume.config.schema import RunConfig
 from hpc_resume.journal.claims import Liveness
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
-from hpc_resume.journal.metrics import steps_of
+from hpc_resume.journal.metrics import loss_at, newest_rows
 from hpc_resume.journal.order import data_seed, segments_in_force
 from hpc_resume.journal.reader import Journal, read_journal, read_operator
 from hpc_resume.recovery import History
@@ -46,14 +47,18 @@ class RunSummary:
 def summarize_submission(folder: SubmissionFolder) -> list[RunSummary]:
     """Summarize every run of a submission."""
     jobs = live_jobs(folder)
-    return [summarize(run, live=run.index in jobs) for run in folder.runs()]
+    summaries = []
+    for run in folder.runs():
+        config, journal = load_run(folder.config, run.index), read_journal(run)
+        summaries.append(summarize(run, config, journal, journal.history, live=run.index in jobs))
+    return summaries
 
 
-def summarize(folder: RunFolder, *, live: bool) -> RunSummary:
-    """Summarize one run; `live` says whether a job that it belongs to is still there."""
-    config = load_run(folder.submission.config, folder.index)
-    journal = read_journal(folder)
-    history = journal.history
+def summarize(folder: RunFolder, config: RunConfig, journal: Journal, history: History, *, live: bool) -> RunSummary:
+    """Summarize one run; `live` says whether a job that it belongs to is still there.
+
+    Its settings and its journal are read by the caller, of its metrics only the end is read here.
+    """
     step, loss = _newest_step(folder, history)
     state = state_of(history, live=live)
     return RunSummary(
@@ -84,9 +89,8 @@ def live_jobs(folder: SubmissionFolder) -> set[int]:
 
 def state_of(history: History, *, live: bool) -> State:
     """Name the state of a run."""
-    claims = [c for c in history.claims if not isinstance(c.ended, ev.ClaimRefused)]
-    newest = claims[-1] if claims else None
-    if newest is not None and newest.ended is None and _liveness(newest) != "dead":
+    # Any of them, not the newest: one that was killed before it could say that it refused must not hide the owner.
+    if any(claim.ended is None and _liveness(claim) != "dead" for claim in history.claims):
         if history.cancelled:
             return "cancelling"
         attempt = history.attempts[-1] if history.attempts else None
@@ -99,7 +103,8 @@ def state_of(history: History, *, live: bool) -> State:
         return "cancelled"
     if history.stop is not None and history.stop.outcome is not None:
         return history.stop.outcome
-    if newest is None or history.resubmitted:
+    never_owned = all(isinstance(claim.ended, ev.ClaimRefused) for claim in history.claims)
+    if never_owned or history.resubmitted:
         return "waiting" if live else "lost"
     return "requeued" if live else "lost"
 
@@ -113,14 +118,16 @@ def _newest_step(folder: RunFolder, history: History) -> tuple[int, float | None
     if not history.attempts:
         return 0, None
     newest = history.attempts[-1]
-    steps = steps_of(folder, newest.started.attempt)
+    row = next(newest_rows(folder.metrics(newest.started.attempt)), None)
     # A rollback happens inside the attempt, before its first step; any other plan is for the next attempt.
     plans = [d for d in history.decisions if d.plan is not None and d.action != "rollback"]
-    if steps and not any(decision.number > newest.decision for decision in plans):
-        return list(steps.items())[-1]
+    if row is not None and not any(decision.number > newest.decision for decision in plans):
+        return row["step"], float(row["loss"])
     step = plans[-1].plan.step if plans and plans[-1].plan else 0
     for attempt in reversed(history.attempts):
-        loss = steps_of(folder, attempt.started.attempt).get(step)
+        if attempt.resumed is None or attempt.resumed.step >= step:
+            continue  # it was never there
+        loss = loss_at(folder.metrics(attempt.started.attempt), step)
         if loss is not None:
             return step, loss
     return step, None

@@ -40,12 +40,17 @@ def classify(history: History, watched: Watched, reports: list[RankReport], node
         return ended("finished", f"finished at step {history.finished.step}")
     if watched.asked == "cancelled":
         return ended("cancelled", "cancelled by a person")
-    if history.pending is not None and history.pending.number > attempt.decision:
-        return ended("decided", history.pending.reason)
+    pending = history.pending
+    # A rollback that is still pending was not carried out: then it matters how the workers ended.
+    if pending is not None and pending.number > attempt.decision and pending.action in ("requeue", "stop"):
+        return ended("decided", pending.reason)
     if attempt.stop is not None:
         saved = "saved" if attempt.stop.checkpoint else "could not save"
         cause: ev.Cause = watched.asked or "preempted"
         return ended(cause, f"asked to leave; {saved} at step {attempt.stop.step}")
+    if watched.asked == "terminated":
+        # Whatever else went wrong on the way out: a person's stop must not become a requeue.
+        return ended("terminated", "asked to leave; nothing could be saved in time")
     if watched.silent_s is not None:
         return ended("hang", f"no sign of life for {watched.silent_s:.0f} s", fingerprint="hang")
     if watched.asked is not None and not any(r.state == "failed" for r in reports):
@@ -58,7 +63,8 @@ def classify(history: History, watched: Watched, reports: list[RankReport], node
         message = f"rank {culprit.rank} was killed"
         return ended("crash", message, fingerprint="killed", rank=culprit.rank)
     message = f"rank {culprit.rank}: {culprit.error}: {culprit.message}".strip()
-    if culprit.by_user:
+    # Only before the first step: what worked once, and fails weeks later, is rarely the user's mistake.
+    if culprit.by_user and not any(a.resumed for a in history.attempts):
         return ended("input", culprit.message, rank=culprit.rank)
     if culprit.error in ("OutOfMemoryError", "MemoryError"):
         return ended("out_of_memory", message, fingerprint=f"{culprit.error} {culprit.place}", rank=culprit.rank)

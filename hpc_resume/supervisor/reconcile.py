@@ -31,10 +31,10 @@ def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> Hi
             history = record(ev.CheckpointQuarantined(name=name, reason=VOID))
             continue
         history = record(ev.CheckpointAdopted(checkpoint=manifest.checkpoint))
-    for name, reason in history.set_aside.items():
-        # Recorded, but not on the disk when this claim was opened.
-        if reason == VOID and name in history.known and name not in (*on_disk, *history.rejected):
-            history = record(ev.CheckpointRejected(name=name, reason="it is gone from the disk"))
+    for checkpoint in history.lineage:
+        # Asked for by name: one listing that lacks it proves nothing on a file system that is shared.
+        if checkpoint.name not in on_disk and not catalog.is_committed(folder.checkpoints, checkpoint.name):
+            history = record(ev.CheckpointRejected(name=checkpoint.name, reason="it is gone from the disk"))
     return history
 
 
@@ -63,8 +63,9 @@ def _lost_cause(history: History) -> tuple[ev.Cause, str]:
     attempt = history.attempts[-1]
     if history.finished is not None:
         return "finished", f"finished at step {history.finished.step}"
-    if history.pending is not None and history.pending.number > attempt.decision:
-        return "decided", history.pending.reason
+    pending = history.pending
+    if pending is not None and pending.number > attempt.decision and pending.action in ("requeue", "stop"):
+        return "decided", pending.reason
     if attempt.stop is not None:
         return "preempted", f"left at step {attempt.stop.step}"
     return "node", f"supervisor and workers on {attempt.started.host} vanished without a word"

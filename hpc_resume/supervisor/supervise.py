@@ -12,10 +12,12 @@ from hpc_resume.errors import RunBusyError
 from hpc_resume.journal.claims import is_replaced, open_claim
 from hpc_resume.journal.folder import RunFolder, refuse_shared
 from hpc_resume.journal.order import data_seed, segments_in_force
-from hpc_resume.journal.reader import read_journal
+from hpc_resume.journal.patience import patiently
+from hpc_resume.journal.reader import numbers, read_journal, read_operator
 from hpc_resume.journal.writer import JournalWriter
-from hpc_resume.recovery import Decision, History, decide
+from hpc_resume.recovery import Decision, History, decide, fold
 from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.decide import Trigger
 from hpc_resume.recovery.history import apply
 from hpc_resume.supervisor.classify import classify
 from hpc_resume.supervisor.reconcile import adopt_checkpoints, end_lost_attempt, quarantine
@@ -40,6 +42,12 @@ def supervise(folder: RunFolder, config: RunConfig, allocation: Allocation) -> i
     )
     try:
         return _Supervisor(folder, config, allocation, stop, claim, writer).run()
+    except RunBusyError:
+        raise
+    except Exception:
+        # Not a decision: without the end of its claim in the journal, whoever started us starts the next one.
+        _log.exception("the supervisor failed; the next one goes on")
+        raise
     finally:
         writer.close()
 
@@ -70,8 +78,13 @@ class _Supervisor:
         self._read()
         self._history = end_lost_attempt(self._folder, self._history, self._allocation, self._record)
         self._history = adopt_checkpoints(self._folder, self._history, self._record)
+        for name in catalog.discard_uncommitted(self._folder.checkpoints):
+            _log.info("deleted %s, which was never committed", name)
         while True:
             decision = self._next_decision()
+            if decision.action != "stop" and self._stop.requested:
+                self._record(ev.StopRequested(claim=self._claim))
+                decision = self._decide(ev.StopRequested(claim=self._claim))
             _log.info("%s: %s (%s)", decision.action, decision.rule, decision.reason)
             if decision.action == "stop":
                 assert decision.outcome is not None  # held by Decision
@@ -95,7 +108,10 @@ class _Supervisor:
         event = history.undecided
         if history.cancelled or (history.resubmitted and not isinstance(event, ev.LossIncident)):
             event = None
-        decision = decide(self._config.recovery, history, event)
+        return self._decide(event)
+
+    def _decide(self, event: Trigger) -> Decision:
+        decision = decide(self._config.recovery, self._history, event)
         self._record(ev.Decided(decision=decision))
         return decision
 
@@ -103,12 +119,13 @@ class _Supervisor:
         """Start the workers, watch them to their end, and record how that came."""
         self._leave_if_replaced()
         self._history = quarantine(self._folder, self._history, self._record)
-        number = self._history.next_attempt
+        # A zombie may have written a file that our history does not count: its number is taken.
+        number = max([self._history.next_attempt, *(n + 1 for n in numbers(self._folder.journal, "attempt"))])
         request = self._allocation.request(self._claim)
         seed = data_seed(self._config.seed, segments_in_force(self._history))
         self._record(ev.AttemptStarted(attempt=number, claim=self._claim, data_seed=seed, host=request.host))
         self._launched = True
-        workers = self._allocation.start(self._folder, number, self._config.cluster.ranks_per_node)
+        workers = self._allocation.start(self._folder, number, self._claim, self._config.cluster.ranks_per_node)
         around = Surroundings(
             stop_requested=lambda: self._stop.requested,
             cancelled=lambda: read_cancelled(self._folder),
@@ -121,6 +138,8 @@ class _Supervisor:
             workers.kill()
         self._leave_if_replaced()
         self._read()
+        # Rank 0 may have died between a commit and its record; the decision must know of that checkpoint.
+        self._history = adopt_checkpoints(self._folder, self._history, self._record)
         self._record(classify(self._history, watched, workers.reports(), request.host))
 
     def _leave_if_replaced(self) -> None:
@@ -130,25 +149,24 @@ class _Supervisor:
     def _end(self, outcome: Literal["requeued", "finished", "failed", "cancelled", "stopped"], message: str) -> None:
         self._record(ev.ClaimEnded(claim=self._claim, outcome=outcome, message=message))
 
+    @patiently
     def _read(self) -> None:
         journal = read_journal(self._folder)
         self._writer.saw(journal.counts)
         self._history = journal.history
 
     def _record(self, event: ev.Event) -> History:
-        self._writer.record(event)
+        patiently(self._writer.record)(event)
         self._history = apply(self._history, event, self._folder.index)
         return self._history
 
 
 def _leads_nowhere(decision: Decision, history: History) -> bool:
-    """Tell whether the checkpoint that a decision names was rejected since."""
-    return decision.plan is not None and decision.plan.checkpoint in history.rejected
+    """Tell whether the checkpoint that a decision names can't be used any more."""
+    name = decision.plan.checkpoint if decision.plan is not None else None
+    return name is not None and all(name != checkpoint.name for checkpoint in history.lineage)
 
 
 def read_cancelled(folder: RunFolder) -> bool:
     """Tell whether a person has cancelled the run."""
-    from hpc_resume.journal.reader import read_operator
-    from hpc_resume.recovery import fold
-
     return fold((r.event for r in read_operator(folder.submission)), folder.index).cancelled

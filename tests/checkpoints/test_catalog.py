@@ -16,6 +16,7 @@ from hpc_resume.checkpoints.catalog import (
     Manifest,
     checkpoint_name,
     digest_file,
+    discard_uncommitted,
     find_damage,
     list_committed,
     next_save_number,
@@ -88,7 +89,6 @@ def test_names_sort_by_step(step: int, number: int) -> None:
 
 
 def test_the_first_save_is_number_one(tmp_path: Path) -> None:
-    assert next_save_number(tmp_path / "nowhere") == 1
     assert next_save_number(tmp_path) == 1
 
 
@@ -112,7 +112,7 @@ def test_the_highest_number_counts_not_the_highest_step(tmp_path: Path) -> None:
 def test_a_recorded_checkpoint_that_vanished_keeps_its_number(folder: Path, tmp_path: Path) -> None:
     assert next_save_number(folder, [checkpoint_name(30, 7), "renamed by hand"]) == 8
     assert next_save_number(folder, [checkpoint_name(30, 1)]) == 3
-    assert next_save_number(tmp_path / "nowhere", [checkpoint_name(30, 7)]) == 8
+    assert next_save_number(tmp_path, [checkpoint_name(30, 7)]) == 8
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,9 @@ def test_committed_checkpoints_are_listed_by_save_number(folder: Path) -> None:
 
 
 def test_nothing_is_committed_where_nothing_is(tmp_path: Path) -> None:
-    assert list_committed(tmp_path / "nowhere") == []
     assert list_committed(tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        list_committed(tmp_path / "nowhere")
 
 
 def test_a_manifest_survives_the_disk(folder: Path) -> None:
@@ -224,10 +225,9 @@ def _replace_by_folder(path: Path) -> None:
 DAMAGES = {
     "truncated": (_truncate, "has {less} bytes; its manifest says {size}"),
     "zero length": (_empty, "has 0 bytes; its manifest says {size}"),
-    "missing": (Path.unlink, "No such file or directory"),
+    "missing": (Path.unlink, "is missing"),
     "a flipped bit": (_flip_a_bit, "has changed since it was saved"),
     "too long": (_append, "has {more} bytes; its manifest says {size}"),
-    "a folder": (_replace_by_folder, "Is a directory"),
 }
 
 
@@ -293,3 +293,21 @@ def test_to_set_aside_twice_does_no_harm(folder: Path) -> None:
 def test_to_set_aside_what_never_was_does_no_harm(folder: Path) -> None:
     assert not set_aside(folder, checkpoint_name(99, 9))
     assert list_committed(folder) == [NAME]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_cannot_be_read_is_an_error_and_no_damage(folder: Path, file: str) -> None:
+    _replace_by_folder(folder / NAME / file)
+    with pytest.raises(IsADirectoryError):
+        find_damage(folder, read_manifest(folder, NAME))
+
+
+def test_what_was_never_committed_is_deleted_and_its_number_is_not_used_again(folder: Path) -> None:
+    before = list_committed(folder)
+    torn = checkpoint_name(40, 8)
+    _torn(folder, torn)
+    assert discard_uncommitted(folder) == [torn]
+    assert not (folder / torn).exists()
+    assert list_committed(folder) == before
+    assert next_save_number(folder) == 9
+    assert discard_uncommitted(folder) == []

@@ -206,7 +206,11 @@ def test_advancing_passes_over_dropped_samples(position: int, count: int, after:
     windows = (Segment(40, 1, Window(50, 60, drop=True)), Segment(335, 2, Window(350, 360, drop=True)))
     order = DataOrder(100, 1, windows)
     assert order.advance(position, count) == after
-    assert order.take(position, count)[1] == after
+    taken, end = order.take(position, count)
+    places, end_of_places = order.positions(position, count)
+    assert end == end_of_places == after
+    assert [order.sample_at(place) for place in places] == taken
+    assert not any(order.is_dropped(place) for place in places)
 
 
 def test_advancing_looks_at_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +218,17 @@ def test_advancing_looks_at_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch)
     assert order.advance(0, 290) == 300
     assert calls == []
+
+
+def test_a_rank_looks_only_at_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = DataOrder(96, 1)
+    taken, _ = order.take(0, 96)
+    calls = count_calls(monkeypatch)
+    positions, _ = order.positions(0, 96)
+    assert calls == []
+    mine = [[order.sample_at(p) for p in share] for share in rank_share(positions, 3, 8, 2)]
+    assert len(calls) == 96 / 8
+    assert mine == rank_share(taken, 3, 8, 2)
 
 
 @pytest.mark.parametrize("drop", [False, True], ids=["nothing dropped", "dropped"])
@@ -276,7 +291,7 @@ def test_a_negative_position_is_refused(method: str) -> None:
         getattr(DataOrder(10, 1), method)(-1)
 
 
-@pytest.mark.parametrize("method", ["take", "advance"])
+@pytest.mark.parametrize("method", ["take", "positions", "advance"])
 @pytest.mark.parametrize(("position", "count"), [(-1, 5), (5, -1)])
 @pytest.mark.parametrize("drop", [False, True], ids=["nothing dropped", "dropped"])
 def test_going_on_by_or_from_less_than_nothing_is_refused(method: str, position: int, count: int, drop: bool) -> None:

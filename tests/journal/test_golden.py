@@ -27,8 +27,19 @@ def journal() -> Journal:
     return read_journal(FOLDER)
 
 
+YOUNGER = {ev.StopRequested}
+"""Kinds that came after this journal was written."""
+
+
 def test_every_kind_of_event_is_in_it(journal: Journal) -> None:
-    assert {type(record.event) for record in (*journal.records, *journal.late)} == set(KINDS.values())
+    assert {type(record.event) for record in (*journal.records, *journal.late)} == set(KINDS.values()) - YOUNGER
+
+
+def contained(part: object, whole: object) -> bool:
+    """Tell whether everything in `part` is in `whole`, which may have fields that are younger."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(key in whole and contained(value, whole[key]) for key, value in part.items())
+    return part == whole
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -38,7 +49,7 @@ def test_no_word_of_it_is_lost(path: Path) -> None:
     for line in whole:
         data = json.loads(line)["event"]
         again = json.loads(json.dumps(encode(decode(data))))
-        assert {key: again[key] for key in data} == data
+        assert contained(data, again)
 
 
 def test_all_of_it_is_read_but_the_torn_line(journal: Journal) -> None:

@@ -146,9 +146,34 @@ def test_a_record_of_an_unknown_kind_is_kept_in_its_place(folder: RunFolder) -> 
     assert journal.torn == 0
 
 
-def test_times_are_those_of_one_kind(folder: RunFolder) -> None:
-    _write(folder.claim(1), [_said("a"), (ev.StepSkipped(attempt=1, step=1), {}), _said("b")], clock=50)
-    assert read_journal(folder).times(ev.Disagreement) == [50, 52]
+def test_of_two_records_with_one_number_the_later_counts(folder: RunFolder) -> None:
+    _write(folder.claim(1), [_said("a"), _said("refused, but on the disk all the same")])
+    text = folder.claim(1).read_text(encoding="utf-8")
+    again = {"seq": 2, "time": 1.0, "seen": {}, "event": encode(ev.Disagreement(message="b"))}
+    folder.claim(1).write_text(f"{text}\n{json.dumps(again)}\n", encoding="utf-8")
+    assert _order(folder) == ["a", "b"]
+    assert read_journal(folder).counts == {"claim-0001": 2}
+
+
+def test_a_record_holds_only_what_is_new_so_that_many_claims_with_many_records_stay_cheap(
+    folder: RunFolder, request_of: Requests
+) -> None:
+    claims, steps = 20, 30
+    known: dict[str, int] = {}
+    for claim in range(1, claims + 1):
+        opened = ev.ClaimOpened(claim=claim, committed=())
+        started = ev.AttemptStarted(attempt=claim, claim=claim, data_seed=0, host="node1")
+        _write(folder.claim(claim), [(request_of(claim), {}), (opened, dict(known)), (started, {})])
+        known[f"claim-{claim:04d}"] = 3
+        skipped = [(ev.StepSkipped(attempt=claim, step=step), {}) for step in range(1, steps)]
+        ready = ev.WorkersReady(attempt=claim, world_size=1, num_samples=1)
+        _write(folder.attempt(claim), [(ready, dict(known)), *skipped])
+        known[f"attempt-{claim:04d}"] = steps
+    journal = read_journal(folder)
+    assert len(journal.records) == claims * (3 + steps)
+    assert journal.late == ()
+    # Two records of each claim name all files that were there; the others name none.
+    assert sum(len(record.seen) for record in journal.records) == sum(4 * n + 1 for n in range(claims))
 
 
 def _two_claims(folder: RunFolder, request_of: Requests, checkpoint_at: Checkpoints) -> tuple[ev.Checkpoint, ...]:

@@ -156,7 +156,7 @@ class Story:
         return self.decide(event)
 
     def resubmit(self) -> Decision:
-        self.record(ev.ResubmitRequested(runs=(0,), after={"0": self.last.number}, cluster="local"))
+        self.record(ev.ResubmitRequested(runs=(0,), after={"0": self.last.number}, cluster="local", lifts=1))
         self.claim()
         return self.decide(None)
 

@@ -247,6 +247,14 @@ def test_a_resubmission_lifts_a_stop(story: str, told: Told, in_short: Callable[
     assert not run.last.plan.perturb
 
 
+@pytest.mark.parametrize("word", ["preempt", "deadline"])
+def test_requeues_that_get_no_further_end_and_those_that_do_go_on(word: str, told: Told) -> None:
+    assert told(f"10 {f'{word} ' * 10}").last.action == "requeue"
+    stuck = told(f"10 {f'{word} ' * 11}")
+    assert (stuck.last.action, stuck.last.rule) == ("stop", "budget spent")
+    assert told(" ".join(f"{step} {word}" for step in range(10, 400, 10))).last.action == "requeue"
+
+
 @pytest.mark.parametrize(
     ("story", "again"),
     [

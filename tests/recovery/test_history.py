@@ -82,17 +82,29 @@ def test_a_checkpoint_once_set_aside_never_comes_back(told: Told) -> None:
     assert suspect not in story.history.lineage
 
 
-def test_a_new_claim_voids_what_it_did_not_see_for_ever(told: Told) -> None:
+def test_a_recorded_checkpoint_that_one_listing_lacks_is_not_given_up(told: Told) -> None:
+    # Its record was read, so it was committed; whether it is still there is for the reconciliation to find out.
     story = told("10 20")
-    unseen = story.history.lineage[-1]
-    story.on_disk.remove(unseen.name)
+    story.on_disk.remove(story.history.lineage[-1].name)
     story.claim()
-    assert [c.step for c in story.history.lineage] == [10]
-    assert story.history.set_aside == {unseen.name: "void: committed after its claim was over"}
-    story.on_disk.append(unseen.name)
+    assert [c.step for c in story.history.lineage] == [10, 20]
+
+
+def test_what_an_older_claim_commits_unseen_is_void(told: Told) -> None:
+    story = told("10")
     story.claim()
-    story.record(ev.CheckpointAdopted(checkpoint=unseen))
-    assert [c.step for c in story.history.lineage] == [10]
+    assert story.history.is_void("step-000000020.s000002", claim=1)
+    assert not story.history.is_void("step-000000020.s000002", claim=2)
+
+
+def test_a_run_that_stops_for_its_loss_leaves_no_suspect_to_resume_from(told: Told) -> None:
+    story = told("10+ 20+ loss@25 loss@25 loss@25 loss@25 20 24 loss@25")
+    assert story.last.action == "stop"
+    assert all(c.step < 24 for c in story.history.lineage)
+    decision = story.resubmit()
+    assert decision.plan is not None
+    assert decision.plan.step < 24
+    assert decision.plan.perturb
 
 
 @pytest.mark.parametrize("word", ["crash:A", "loss@15", "preempt"])
@@ -175,9 +187,18 @@ def test_an_older_resubmission_does_not_bring_back_an_older_bound(told: Told) ->
 def test_an_operators_word_is_only_for_the_runs_that_it_names(run: int) -> None:
     events = [ev.CancelRequested(runs=(1, 2))]
     assert fold(events, run).cancelled is (run == 1)
-    lifted = fold([*events, ev.ResubmitRequested(runs=(1,), after={"1": 4}, cluster="local")], run)
+    lifted = fold([*events, ev.ResubmitRequested(runs=(1,), after={"1": 4}, cluster="local", lifts=1)], run)
     assert not lifted.cancelled
     assert lifted.binding_after == (4 if run == 1 else 0)
+
+
+@pytest.mark.parametrize("lifts", [None, 1], ids=["not asked to", "seen before the cancel"])
+def test_a_resubmission_does_not_lift_a_cancel_that_it_had_not_seen(lifts: int | None) -> None:
+    events = [
+        ev.CancelRequested(runs=(0,), operator=2),
+        ev.ResubmitRequested(runs=(0,), after={"0": 4}, cluster="local", lifts=lifts),
+    ]
+    assert fold(events, 0).cancelled
 
 
 def test_a_claim_is_known_by_how_it_went(new_story: Told) -> None:

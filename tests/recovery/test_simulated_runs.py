@@ -130,7 +130,12 @@ class Simulation:
             assert (plan.step, plan.position) == (checkpoint.step, checkpoint.position)
             assert plan.checkpoint not in history.set_aside
         assert plan.branch >= history.branch
-        wanted = {"loss incident": "loss", "node lost": "node"}.get(decision.rule)
+        spent_on_loss = bool(history.decisions) and history.decisions[-1].budget == "loss"
+        wanted = {
+            "loss incident": "loss",
+            "node lost": "node",
+            "resubmitted": "loss" if spent_on_loss else None,
+        }.get(decision.rule)
         assert plan.perturb is (wanted in policy.perturb_on)
         if plan.perturb or plan.step < max((c.step for c in history.lineage), default=0):
             assert plan.branch > history.branch, "two ways on would look like one"

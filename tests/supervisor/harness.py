@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_resume.checkpoints import catalog
+from hpc_resume.cli.submission import newest_command
 from hpc_resume.cluster.base import EXIT_REQUEUED
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
 from hpc_resume.config.load import dump_config
@@ -154,12 +155,13 @@ class ScriptedRun:
 
     def cancel(self) -> None:
         """Do what `cancel` does."""
-        self.operator(ev.CancelRequested(runs=(0,)))
+        self.operator(ev.CancelRequested(runs=(0,), operator=newest_command(self.folder.submission) + 1))
 
-    def resubmit(self) -> None:
+    def resubmit(self, *, cancelled: bool = False) -> None:
         """Do what `resubmit` does, but for starting a supervisor."""
         last = self.history.next_decision - 1
-        self.operator(ev.ResubmitRequested(runs=(0,), after={"0": last}, cluster="local"))
+        lifts = newest_command(self.folder.submission) if cancelled else None
+        self.operator(ev.ResubmitRequested(runs=(0,), after={"0": last}, cluster="local", lifts=lifts))
 
     def ranks(self, attempt: int) -> list[dict[str, Any]]:
         """What the ranks of an attempt said of themselves."""

@@ -2,13 +2,14 @@
 
 The script is `script.json` beside the config: `steps`, `save_every`, `certify_after`, and `actions`. An action
 `{"do": ..., "step": ..., "rank": 0, "times": 1}` happens before that step (or in the save after it), so many times
-over all attempts, or only in the attempt that it names.
+over all attempts, or only in the attempt that it names. Step -1 is while loading, before anything was resumed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -78,7 +79,7 @@ class Script:
 class Rank0:
     """What session, recorder and saver do on rank 0."""
 
-    def __init__(self, folder: RunFolder, attempt: int, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, folder: RunFolder, attempt: int, claim: int, stop_requested: Callable[[], bool]) -> None:
         self.folder = folder
         self.attempt = attempt
         self.stop_requested = stop_requested
@@ -86,8 +87,9 @@ class Rank0:
         self.refuse_company()
         journal = read_journal(folder)
         self.history = journal.history
-        self.claim = self.history.attempts[-1].started.claim
-        ready = ev.WorkersReady(attempt=attempt, world_size=int(os.environ["WORLD_SIZE"]), num_samples=1000)
+        self.claim = claim
+        ranks = int(os.environ["WORLD_SIZE"])
+        ready = ev.WorkersReady(attempt=attempt, world_size=ranks, num_samples=1000, claim=claim)
         self.writer = JournalWriter(folder.attempt(attempt), ready, journal.counts)
         self.history = apply(self.history, ready)
         folder.metrics(attempt).parent.mkdir(exist_ok=True, mode=0o700)
@@ -138,6 +140,7 @@ class Rank0:
 
     def resume(self) -> int:
         self.row(phase="load")
+        self.act(-1)
         while not self.leaving:
             plan = self.history.plan_decision.plan
             assert plan is not None
@@ -187,6 +190,10 @@ class Rank0:
             return self.history.lineage[-1].name
         if is_replaced(self.folder, self.claim):
             raise RunBusyError("a newer supervisor owns this run; this attempt leaves")
+        action = self.script.due(step, "save") or {"do": ""}
+        if action["do"] == "save_stalls":
+            self.script.say("saving")
+            self.script.wait_for("go on saving")
         number = catalog.next_save_number(self.folder.checkpoints, self.history.known)
         name = catalog.checkpoint_name(step, number)
         place = self.folder.checkpoints / name
@@ -200,24 +207,20 @@ class Rank0:
             save_number=number,
             parent=self.history.lineage[-1].name if self.history.lineage else None,
         )
-        self.commit(place, self.manifest(checkpoint, place), step)
+        self.commit(place, self.manifest(checkpoint, place), action["do"])
         self.record(ev.CheckpointCommitted(attempt=self.attempt, checkpoint=checkpoint))
         return name
 
-    def commit(self, place: Path, manifest: Manifest, step: int) -> None:
+    def commit(self, place: Path, manifest: Manifest, action: str) -> None:
         temporary = place / ".manifest.json.tmp"
         temporary.write_text(manifest.to_json())
-        action = self.script.due(step, "save") or {"do": ""}
-        if action["do"] == "save_stalls":
-            self.script.say("saving")
-            self.script.wait_for("go on saving")
-        if action["do"] == "save_uncommitted":
+        if action == "save_uncommitted":
             os.kill(os.getpid(), signal.SIGKILL)
         temporary.rename(place / catalog.MANIFEST)
         sync_folder(place)
-        if action["do"] == "save_unrecorded":
+        if action == "save_unrecorded":
             os.kill(os.getpid(), signal.SIGKILL)
-        if action["do"] == "save_unrecorded_node":
+        if action == "save_unrecorded_node":
             self.kill_supervisor()
 
     def manifest(self, checkpoint: ev.Checkpoint, place: Path) -> Manifest:
@@ -285,6 +288,12 @@ def fail(action: dict[str, Any]) -> None:
     match action["do"]:
         case "crash":
             raise ERRORS[action.get("error", "RuntimeError")](action.get("message", "scripted crash"))
+        case "crash_on_full_disk":
+            # From here on no file of this process can grow; and a thread keeps Python from ending, as what is left
+            # of a broken process group does.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            threading.Thread(target=threading.Event().wait).start()
+            raise RuntimeError("scripted crash")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
@@ -308,14 +317,14 @@ def follow(folder: RunFolder, attempt: int, rank: int) -> None:
         time.sleep(0.01)
 
 
-def train(folder: RunFolder, attempt: int, stop_requested: Callable[[], bool]) -> None:
+def train(folder: RunFolder, attempt: int, claim: int, stop_requested: Callable[[], bool]) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank != 0:
         follow(folder, attempt, rank)
         return
     while not all(folder.rank_report(attempt, peer).exists() for peer in range(world_size)):
         time.sleep(0.01)
-    rank_0 = Rank0(folder, attempt, stop_requested)
+    rank_0 = Rank0(folder, attempt, claim, stop_requested)
     rank_0.train()
     rank_0.script.say(f"over-{attempt}")
 

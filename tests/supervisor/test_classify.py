@@ -75,7 +75,7 @@ TABLE: dict[str, tuple[list[ev.Event], Watched, list[RankReport], dict[str, Any]
         [],
         Watched(exit_code=1, asked="terminated"),
         [rank(0, "ValueError", "no")],
-        {"cause": "crash", "rank": 0},
+        {"cause": "terminated"},
     ),
     "silent": ([], Watched(exit_code=None, silent_s=200.0), [rank(0)], {"cause": "hang", "fingerprint": "hang"}),
     "one rank's exception": (

@@ -25,8 +25,7 @@ def test_a_checkpoint_that_was_committed_but_not_recorded_is_adopted_and_used(sc
     run.supervise_to_the_end()
     adopted = run.events(ev.CheckpointAdopted)
     assert [e.checkpoint.step for e in adopted] == [6]
-    # Only a new claim takes over what it finds; the decision after the crash did not know of it yet.
-    assert resumed_steps(run) == [0, 4 if kind == "save_unrecorded" else 6]
+    assert resumed_steps(run) == [0, 6]
     assert run.history.finished is not None
     run.check()
 
@@ -93,10 +92,24 @@ def test_a_run_whose_checkpoints_are_all_lost_fails_and_never_starts_from_scratc
 def test_the_same_after_a_lost_node(scripted_run: Make) -> None:
     run = scripted_run({"do": "node_lost", "step": 7})
     assert run.supervise() == -9
-    shutil.rmtree(run.folder.checkpoints)
+    for name in catalog.list_committed(run.folder.checkpoints):
+        shutil.rmtree(run.folder.checkpoints / name)
     assert run.supervise() == 1
     assert run.history.decisions[-1].rule == "no checkpoint left"
     assert len(run.history.attempts) == 1
+
+
+def test_a_file_system_that_is_away_decides_nothing_and_the_run_goes_on_when_it_is_back(scripted_run: Make) -> None:
+    run = scripted_run({"do": "node_lost", "step": 7})
+    assert run.supervise() == -9
+    decided = len(run.history.decisions)
+    away = run.folder.checkpoints.rename(run.folder.checkpoints.with_name("away"))
+    assert run.supervise() == 1
+    assert len(run.history.decisions) == decided
+    away.rename(run.folder.checkpoints)
+    assert run.supervise() == 0
+    assert resumed_steps(run) == [0, 6]
+    run.check()
 
 
 def test_a_plan_whose_checkpoint_vanished_while_the_run_waited_is_made_anew(scripted_run: Make) -> None:

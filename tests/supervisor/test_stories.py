@@ -174,7 +174,7 @@ def test_a_cancelled_run_comes_back_when_a_person_brings_it_back(scripted_run: M
     wait_until(lambda: run.steps(1)[-1:] == [5], "step 5")
     run.cancel()
     end_of(supervisor)
-    run.resubmit()
+    run.resubmit(cancelled=True)
     assert run.supervise() == 0
     assert run.steps(2) == list(range(5, 13))
     run.check()
@@ -218,16 +218,33 @@ def test_a_run_out_of_time_saves_and_goes_on_in_its_next_job_as_if_nothing_had_b
     assert run.supervise() == 0
     assert run.steps(1) + run.steps(2) == list(range(1, 13))
     assert {a.started.data_seed for a in run.history.attempts} == {0}
-    assert dict(run.history.used) == {}
+    assert dict(run.history.used) == {"idle": 1}
     run.check()
 
 
-@pytest.mark.parametrize("error", ["TrainerError", "MemoryError"])
-def test_what_starting_again_does_not_mend_fails(scripted_run: Make, error: str) -> None:
-    run = scripted_run({"do": "crash", "step": 3, "error": error, "times": 9})
-    codes = run.supervise_to_the_end()
-    assert codes == ([1] if error == "TrainerError" else [75, 1])
-    assert {e.cause for e in run.events(ev.AttemptEnded)} == {"input" if error == "TrainerError" else "out_of_memory"}
+@pytest.mark.parametrize(
+    ("error", "step", "codes", "cause"),
+    [
+        ("TrainerError", -1, [1], "input"),
+        ("TrainerError", 3, [75, 1], "crash"),
+        ("MemoryError", 3, [75, 1], "out_of_memory"),
+    ],
+    ids=["bad input at the start", "what looks like bad input later on", "out of memory"],
+)
+def test_what_starting_again_does_not_mend_fails(
+    scripted_run: Make, error: str, step: int, codes: list[int], cause: str
+) -> None:
+    run = scripted_run({"do": "crash", "step": step, "error": error, "times": 9})
+    assert run.supervise_to_the_end() == codes
+    assert {e.cause for e in run.events(ev.AttemptEnded)} == {cause}
+    run.check()
+
+
+def test_a_rank_that_can_not_even_say_why_it_failed_leaves_all_the_same(scripted_run: Make) -> None:
+    run = scripted_run({"do": "crash_on_full_disk", "step": 5})
+    assert run.supervise() == 75
+    assert [e.cause for e in run.events(ev.AttemptEnded)] == ["crash"]
+    assert run.supervise() == 0
     run.check()
 
 

@@ -68,7 +68,7 @@ def test_a_crash_costs_no_saved_step_wherever_the_supervisor_is_killed(
 
 @pytest.mark.parametrize("number", [5, 6, 7])
 def test_a_stop_is_kept_wherever_the_supervisor_is_killed(scripted_run: Make, number: int) -> None:
-    run = scripted_run({"do": "crash", "step": 3, "error": "TrainerError", "times": 9})
+    run = scripted_run({"do": "crash", "step": -1, "error": "TrainerError", "times": 9})
     codes = run.supervise_to_the_end(kill=["after", number])
     assert codes == [-9, 1]
     assert len(run.history.attempts) == 1
@@ -79,7 +79,7 @@ def test_a_stop_is_kept_wherever_the_supervisor_is_killed(scripted_run: Make, nu
 def test_a_run_that_is_sent_again_starts_wherever_the_supervisor_that_stopped_it_was_killed(
     scripted_run: Make, number: int
 ) -> None:
-    run = scripted_run({"do": "crash", "step": 3, "error": "TrainerError"})
+    run = scripted_run({"do": "crash", "step": -1, "error": "TrainerError"})
     assert run.supervise(kill=["after", number]) == -9
     run.resubmit()
     assert run.supervise() == 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from supervisor.harness import ScriptedRun, end_of
+from supervisor.harness import ScriptedRun, end_of, wait_until
 
 from hpc_resume.recovery import events as ev
 
@@ -57,6 +57,31 @@ def test_a_stop_reaches_the_supervisor_through_the_command_that_started_it(scrip
     command.terminate()
     assert end_of(command)[0] == 143
     assert [e.outcome for e in run.events(ev.ClaimEnded)] == ["stopped"]
+    run.check()
+
+
+def test_a_supervisor_stops_cleanly_when_the_command_that_started_it_is_killed(scripted_run: Make) -> None:
+    run = scripted_run({"do": "wait", "step": 6})
+    command = run.start_command(cli(run))
+    run.wait_for_word("waiting at 6")
+    command.kill()
+    wait_until(lambda: len(run.events(ev.ClaimEnded)) == 1, "the supervisor has left")
+    assert end_of(command)[0] == -9
+    assert [e.outcome for e in run.events(ev.ClaimEnded)] == ["stopped"]
+    assert run.saved()[-1] == 6
+
+
+def test_a_run_whose_owner_can_not_be_asked_goes_on_once_a_person_says_that_it_is_gone(scripted_run: Make) -> None:
+    run = scripted_run({"do": "node_lost", "step": 5})
+    assert run.supervise() == -9
+    path = run.folder.claim(1)
+    path.write_text(path.read_text().replace(run.history.claims[0].request.pid_namespace, "pid:[1]"))
+    code, _, errors = end_of(run.start_command(cli(run)))
+    assert code == 3
+    assert "`resubmit --owner-is-gone`" in errors
+    run.operator(ev.ResubmitRequested(runs=(0,), after={"0": 1}, cluster="local", gone={"0": 1}))
+    assert run.supervise() == 0
+    assert [e.reason for e in run.events(ev.ClaimLost)] == ["a person said that it is gone"]
     run.check()
 
 

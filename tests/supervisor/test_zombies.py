@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from supervisor.harness import ScriptedRun, end_of, marked_processes, wait_until
 
+from hpc_resume.journal.writer import JournalWriter
 from hpc_resume.recovery import events as ev
 
 Make = Callable[..., ScriptedRun]
@@ -123,4 +124,56 @@ def test_what_is_left_of_a_lost_attempt_and_can_be_reached_is_ended_before_anyth
     run = zombie.run
     assert run.supervise(dead=[1]) == 0
     assert zombie.come_back()[0] == 3
+    run.check()
+
+
+def write_as_claim_1(run: ScriptedRun, attempt: int) -> str:
+    """Write what rank 0 of an attempt that a zombie started writes; return the checkpoint that it tells of."""
+    checkpoint = ev.Checkpoint(name="step-000000011.s000099", step=11, position=88, branch=0, save_number=99)
+    ready = ev.WorkersReady(attempt=attempt, world_size=1, num_samples=1000, claim=1)
+    writer = JournalWriter(run.folder.attempt(attempt), ready, {"claim-0001": 4})
+    writer.record(ev.CheckpointCommitted(attempt=attempt, checkpoint=checkpoint))
+    writer.close()
+    return checkpoint.name
+
+
+def test_what_the_ranks_of_a_zombie_write_is_never_taken_for_the_newer_claims(scripted_run: Make) -> None:
+    run = scripted_run({"do": "node_lost", "step": 5})
+    assert run.supervise() == -9
+    assert run.supervise(kill=["before", 10]) == -9
+    name = write_as_claim_1(run, 2)
+    assert run.supervise() == 0
+    assert [a.started.attempt for a in run.history.attempts] == [1, 3]
+    assert name not in run.history.known
+    assert name in [r.event.checkpoint.name for r in run.journal.late if isinstance(r.event, ev.CheckpointCommitted)]
+    run.check()
+
+
+def test_a_zombie_that_takes_the_number_of_an_attempt_costs_that_attempt_and_no_more(scripted_run: Make) -> None:
+    run = scripted_run({"do": "node_lost", "step": 5}, {"do": "start_late", "step": 0, "attempt": 2})
+    assert run.supervise() == -9
+    second = run.start()
+    run.wait_for_word("starting")
+    name = write_as_claim_1(run, 2)
+    run.say("begin")
+    assert end_of(second)[0] == 75
+    assert run.supervise() == 0
+    assert [a.ended.cause for a in run.history.attempts if a.ended] == ["node", "crash", "finished"]
+    assert name not in run.history.known
+    run.check()
+
+
+def test_a_rank_of_a_claim_that_was_replaced_leaves_before_it_writes_anything(scripted_run: Make) -> None:
+    run = scripted_run({"do": "node_lost", "step": 5}, {"do": "wait", "step": 8, "attempt": 2})
+    assert run.supervise() == -9
+    second = run.start()
+    run.wait_for_word("waiting at 8")
+    before = run.ranks(2)
+    code, _, errors = end_of(run.start_command(["-m", "hpc_resume.worker", str(run.folder.path), "2", "1"]))
+    assert code == 1
+    assert "RunBusyError" in errors
+    assert "a newer supervisor owns this run; this rank of claim 1 leaves" in errors
+    assert run.ranks(2) == before
+    run.say("go")
+    assert end_of(second)[0] == 0
     run.check()

@@ -1,0 +1,20 @@
+"""Waiting for a disk: a shared file system that hiccups for a minute must not end a run that is healthy."""
+
+from __future__ import annotations
+
+import logging
+
+from tenacity import before_sleep_log, retry, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from hpc_resume.errors import JournalError
+
+_log = logging.getLogger(__name__)
+
+patiently = retry(
+    retry=retry_if_exception_type((OSError, JournalError)),
+    wait=wait_exponential(multiplier=0.5, max=30),
+    stop=stop_after_delay(600),
+    before_sleep=before_sleep_log(_log, logging.WARNING),
+    reraise=True,
+)
+"""Decorates what only reads, or writes what may be written again; gives up after ten minutes."""
