@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ _BLOCK_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """How far a metrics file has grown, in what phase its last row is, and the usual seconds of a step."""
+    """How far a metrics file has grown and when, in what phase its last row is, and the usual seconds of a step."""
 
     size: int
+    changed_ns: int
     phase: str | None
     usual_step_s: float | None
 
@@ -56,15 +58,16 @@ def read_heartbeat(path: Path, tail_bytes: int = 16384) -> Heartbeat:
     """Read the end of a metrics file; opened anew each time, since NFS clients cache open files."""
     try:
         with path.open("rb") as file:
+            changed_ns = os.fstat(file.fileno()).st_mtime_ns
             size = file.seek(0, 2)
             file.seek(max(0, size - tail_bytes))
             lines = file.read().split(b"\n")
     except FileNotFoundError:
-        return Heartbeat(0, "start", None)
+        return Heartbeat(0, 0, "start", None)
     rows = [row for row in map(_row, lines) if row is not None]
     phase = rows[-1].get("phase") if rows else "start"
     seconds = sorted(row["step_s"] for row in rows if "step_s" in row)
-    return Heartbeat(size, phase, seconds[len(seconds) // 2] if seconds else None)
+    return Heartbeat(size, changed_ns, phase, seconds[len(seconds) // 2] if seconds else None)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

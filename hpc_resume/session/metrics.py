@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -58,6 +59,8 @@ class MetricsWriter:
                 self._append("".join(f"{row}\n" for row in self._waiting).encode())
             except OSError as error:
                 self._refused(error)
+                if rows:
+                    self._touch()
             else:
                 self._waiting = []
                 self._accepted()
@@ -103,6 +106,11 @@ class MetricsWriter:
                 _log.warning("still can't write to %s; the oldest rows are dropped from now on", self._path)
             self._dropped += excess
             del self._waiting[:excess]
+
+    def _touch(self) -> None:
+        """Give a sign of life where the file can't grow: to the supervisor that would look like a hang."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
 
     def _accepted(self) -> None:
         if self._failing:

@@ -55,7 +55,7 @@ class Silence:
         """Start counting now."""
         self._path = path
         self._config = config
-        self._size = -1
+        self._beat = (-1, -1)
         self._since = time.monotonic()
         self._usual_step_s: float | None = None
         self.phase: str | None = None
@@ -67,8 +67,8 @@ class Silence:
         self.phase = beat.phase
         self._usual_step_s = beat.usual_step_s or self._usual_step_s
         now = time.monotonic()
-        if beat.size != self._size:
-            self._size, self._since = beat.size, now
+        if (beat.size, beat.changed_ns) != self._beat:
+            self._beat, self._since = (beat.size, beat.changed_ns), now
         silent = now - self._since
         return silent if silent > self._limit_s(beat) else None
 

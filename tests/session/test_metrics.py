@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -151,3 +152,26 @@ def test_only_the_newest_rows_wait_for_a_disk_and_the_log_says_how_many_did_not(
 def test_without_a_file_the_workers_are_still_starting(tmp_path: Path) -> None:
     beat = read_heartbeat(tmp_path / "none.jsonl")
     assert (beat.size, beat.phase, beat.usual_step_s) == (0, "start", None)
+
+
+def test_on_a_full_disk_the_time_of_the_file_is_the_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path, NEVER_S)
+    writer.row(step=1, loss=2.5)
+    writer.sync()
+    os.utime(path, ns=(1, 1))
+    before = read_heartbeat(path)
+    writer._append = refuse  # type: ignore[method-assign]
+    writer.row(step=2, loss=2.4)
+    writer.sync()
+    after = read_heartbeat(path)
+    assert (after.size, after.changed_ns > before.changed_ns) == (before.size, True)
+    # Without a new row there is no sign of life: a training that hangs on a full disk is still a hang.
+    os.utime(path, ns=(1, 1))
+    writer.sync()
+    assert read_heartbeat(path).changed_ns == before.changed_ns
+    writer.close()
+
+
+def refuse(_data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
