@@ -6,15 +6,15 @@ from hpc_resume.errors import ConfigError
 from hpc_resume.journal.folder import SubmissionFolder
 
 
-def parse_runs(text: str | None, folder: SubmissionFolder) -> list[int]:
-    """Return the runs named by a list like `3,7-9`; all of them for None.
+def parse_runs(text: str | None, folder: SubmissionFolder, only: int | None = None) -> list[int]:
+    """Return the runs named by a list like `3,7-9`; for None all of them, or the `only` one that the target is.
 
     Raises:
-        ConfigError: the text is no such list, or there is no such run.
+        ConfigError: the text is no such list, there is no such run, or the target is another one.
     """
     known = [run.index for run in folder.runs()]
     if text is None:
-        return known
+        return known if only is None else [only]
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -25,6 +25,11 @@ def parse_runs(text: str | None, folder: SubmissionFolder) -> list[int]:
     unknown = sorted(chosen - set(known))
     if unknown:
         raise ConfigError(f"there is no run {unknown[0]} in {folder.path}; it has {_known(known)}")
+    if only is not None and chosen != {only}:
+        raise ConfigError(
+            f"the target is run {only}, but --runs is {text!r}; leave --runs out, "
+            f"or name the whole submission: {folder.path}"
+        )
     return sorted(chosen)
 
 

@@ -6,9 +6,8 @@ import io
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.config.sweep import describe, expand
+from hpc_resume.config.values import show
 from hpc_resume.journal.folder import SubmissionFolder
 from hpc_resume.reporting.report import Report
 from hpc_resume.reporting.summary import RunSummary
@@ -39,12 +38,12 @@ _WIDE = 100_000
 """Columns of an output that is no terminal: a program that reads a table must not find it folded."""
 
 
-def _say(text: str | Text) -> None:
+def say(text: str | Text) -> None:
     """Print one line; nothing in it is markup, since paths and messages may hold brackets."""
     Console(highlight=False, soft_wrap=True).print(text, markup=False)
 
 
-def _write_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+def write_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print a table; on a terminal the last column is folded into the width that is there."""
     table = Table(box=None, pad_edge=False)
     for name in head:
@@ -59,49 +58,21 @@ def _write_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
-def show_plan(config: RunConfig, kind: str, *, as_json: bool) -> None:
-    """Print what `submit` would do."""
-    runs = expand(config)
-    folder = Path(config.runs_dir) / config.name
-    plan = [
-        {
-            "run": index,
-            "changes": describe(config, index) if config.sweep else {},
-            "steps": run.training.steps,
-            "global_batch_size": run.global_batch_size,
-            "tokens_per_step": run.global_batch_size * run.data.sequence_tokens,
-            "ranks": run.world_size,
-        }
-        for index, run in enumerate(runs)
-    ]
-    if as_json:
-        write_json({"folder": str(folder), "exists": folder.exists(), "cluster": kind, "runs": plan})
-        return
-    _say(f"would create {folder} and send {len(runs)} run(s) to {_place(kind)}; nothing was created")
-    if folder.exists():
-        _say("but that folder exists already, so `submit` would refuse: choose another name (name=...), or delete it")
-    rows = [
-        (
-            str(row["run"]),
-            str(row["steps"]),
-            str(row["global_batch_size"]),
-            str(row["tokens_per_step"]),
-            str(row["ranks"]),
-            ", ".join(f"{key}={value}" for key, value in describe(config, index).items()) if config.sweep else "-",
-        )
-        for index, row in enumerate(plan)
-    ]
-    _write_table(("run", "steps", "samples a step", "tokens a step", "ranks", "settings of its own"), rows)
+def in_words(changes: Mapping[str, Any]) -> str:
+    """Write the swept values of a run; `-` if it has none."""
+    return ", ".join(f"{k}={v if isinstance(v, str) else show(v)}" for k, v in changes.items()) or "-"
 
 
 def show_status(summaries: list[RunSummary], *, as_json: bool) -> None:
-    """Print where the runs stand."""
+    """Print where the runs stand; those of a sweep with the values that are their own."""
     if as_json:
         write_json([asdict(summary) for summary in summaries])
         return
+    swept = any(summary.changes for summary in summaries)
     rows = [
         (
             str(s.run),
+            *((in_words(s.changes),) if swept else ()),
             s.state,
             f"{s.step}/{s.steps}",
             "-" if s.loss is None else f"{s.loss:.4f}",
@@ -111,7 +82,8 @@ def show_status(summaries: list[RunSummary], *, as_json: bool) -> None:
         )
         for s in summaries
     ]
-    _write_table(("run", "state", "step", "loss", "attempts", "data seed", "last word"), rows)
+    own = ("settings of its own",) if swept else ()
+    write_table(("run", *own, "state", "step", "loss", "attempts", "data seed", "last word"), rows)
 
 
 def show_reports(reports: list[Report], *, as_json: bool) -> None:
@@ -120,25 +92,24 @@ def show_reports(reports: list[Report], *, as_json: bool) -> None:
         write_json([asdict(report) for report in reports])
         return
     for report in reports:
-        _say(Text.assemble((f"run {report.run} {report.state}", "bold"), f": {report.headline}"))
+        say(Text.assemble((f"run {report.run} {report.state}", "bold"), f": {report.headline}"))
         if report.timeline:
             rows = [(e.when, "-" if e.step is None else str(e.step), e.text) for e in report.timeline]
-            _write_table(("when", "step", "what happened"), rows)
+            write_table(("when", "step", "what happened"), rows)
         for name, value in report.costs.items():
-            _say(f"  {name}: {value}")
+            say(f"  {name}: {value}")
         for name, count in report.odd.items():
             if count:
-                _say(f"  {name}: {count}")
-        _say(f"report: {report.page}")
+                say(f"  {name}: {count}")
+        say(f"report: {report.page}")
 
 
-def show_changed(verb: str, runs: tuple[int, ...], of: int, *, as_json: bool) -> None:
-    """Print which runs a command changed."""
+def show_changed(what: str, runs: tuple[int, ...], line: str, *, as_json: bool) -> None:
+    """Print which runs a command changed: for programs what happened to them, for people a line that says it."""
     if as_json:
-        write_json({"runs": list(runs), "what": verb})
+        write_json({"runs": list(runs), "what": what})
         return
-    names = ", ".join(str(run) for run in runs) or "none"
-    _say(f"{verb}: {names} (of {of})")
+    say(line)
 
 
 def after_sending(
@@ -151,13 +122,16 @@ def after_sending(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Say what was sent; on this machine follow the runs to their end, and exit with 1 if one did not finish."""
+    """Say what was sent; on this machine follow the runs to their end.
+
+    The exit code is 1 if one did not finish, and 2 if every such run failed by its input before it had trained.
+    """
     if detach or kind != "local":
         if as_json:
             write_json({"folder": str(folder.path), "cluster": kind, "job_id": job_id, "runs": runs})
         else:
-            _say(f"sent {len(runs)} run(s) to {_place(kind)} as job {job_id}; folder {folder.path}")
-            _say(f"see `python -m hpc_resume status {folder.path}`")
+            say(f"sent {len(runs)} run(s) to {place(kind)} as job {job_id}; folder {folder.path}")
+            say(f"see `python -m hpc_resume status {folder.path}`")
         return
     from hpc_resume.reporting.follow import follow
     from hpc_resume.reporting.report import make_reports
@@ -168,9 +142,18 @@ def after_sending(
         write_json([asdict(summary) for summary in summaries])
     else:
         show_reports([report for report in reports if report.run in runs], as_json=False)
-    if any(summary.state != "finished" for summary in summaries):
-        raise SystemExit(1)
+    unfinished = [summary for summary in summaries if summary.state != "finished"]
+    # A run that has trained already is worth going on with; one that has not was never more than a wrong input.
+    unusable = [summary for summary in unfinished if summary.rule == "input" and summary.step == 0]
+    if unusable:
+        sys.stderr.write(
+            "the input can't be used: correct it, then submit under another name with name=..., "
+            f"or delete {folder.path} and submit again\n"
+        )
+    if unfinished:
+        raise SystemExit(2 if unusable == unfinished else 1)
 
 
-def _place(kind: str) -> str:
+def place(kind: str) -> str:
+    """Name a kind of cluster for people."""
     return "this machine" if kind == "local" else "Slurm"

@@ -13,9 +13,7 @@ def report(
 ) -> None:
     """Show what happened to the runs, and write a page about each."""
     from hpc_resume.cli import output
-    from hpc_resume.cli.submission import find_submission
+    from hpc_resume.cli.submission import find_target
     from hpc_resume.reporting.report import make_reports
 
-    folder = find_submission(target)
-    only = target.name if target.name.startswith("run-") and target.is_dir() else None
-    output.show_reports(make_reports(folder, only), as_json=as_json)
+    output.show_reports(make_reports(*find_target(target)), as_json=as_json)

@@ -11,10 +11,11 @@ import typer
 if TYPE_CHECKING:
     from hpc_resume.journal.folder import RunFolder
     from hpc_resume.recovery.events import ClaimRequested
+    from hpc_resume.reporting.summary import RunSummary
 
 
 def resubmit(
-    target: Path = typer.Argument(..., help="The folder of a submission, or its YAML file."),
+    target: Path = typer.Argument(..., help="The folder of a submission or of one of its runs, or its YAML file."),
     runs: str = typer.Option(None, "--runs", help="Which runs, like 3,7-9; all if not given."),
     cancelled: bool = typer.Option(False, "--cancelled", help="Also bring back runs that were cancelled."),
     owner_is_gone: bool = typer.Option(
@@ -29,34 +30,31 @@ def resubmit(
     Runs that finished, that were cancelled, or that are alive are left alone, so it is safe to type twice.
     """
     from hpc_resume.cli import output
+    from hpc_resume.cli.changed import named, nothing, why_not_sent
     from hpc_resume.cli.choose_runs import parse_runs
-    from hpc_resume.cli.submission import find_submission, newest_command, send
+    from hpc_resume.cli.submission import find_target, newest_command, send
     from hpc_resume.cluster.choose import cluster_kind
     from hpc_resume.config.load import load_config
     from hpc_resume.recovery.events import ResubmitRequested
     from hpc_resume.reporting.summary import summarize_submission
 
-    folder = find_submission(target)
+    folder, only = find_target(target)
     config = load_config(folder.config)
-    chosen = parse_runs(runs, folder)
+    chosen = parse_runs(runs, folder, only)
     # Read before the states are, so that a cancellation in between is not lifted unseen.
     lifts = newest_command(folder) if cancelled else None
     silent = {run: owner for run in chosen if (owner := _silent_owner(folder.run(run))) is not None}
     gone = silent if owner_is_gone else {}
-    wanted = {"failed", "stopped", "lost"} | ({"cancelled"} if cancelled else set())
-    again = []
-    for summary in summarize_submission(folder):
-        if summary.run in silent:
-            # Whatever its state says, nobody here knows whether somebody is still at it.
-            if summary.run in gone and (cancelled or summary.state not in ("cancelled", "cancelling")):
-                again.append(summary)
-        elif summary.run in chosen and summary.state in wanted:
-            again.append(summary)
+    summaries = [s for s in summarize_submission(folder) if s.run in chosen]
+    again = [s for s in summaries if _is_wanted(s, silent=s.run in silent, gone=s.run in gone, cancelled=cancelled)]
     for run in sorted(silent.keys() - gone.keys()):
         sys.stderr.write(f"{_left_alone(run, silent[run])}\n")
     ids = tuple(s.run for s in again)
     if dry_run or not ids:
-        output.show_changed("would be sent again" if dry_run else "sent again", ids, len(chosen), as_json=as_json)
+        line = f"would send {named(ids, len(chosen))} again"
+        if not ids:
+            line = nothing("send again", why_not_sent(summaries, silent.keys() - gone.keys()))
+        output.show_changed("would be sent again" if dry_run else "sent again", ids, line, as_json=as_json)
         return
     kind = cluster_kind(config)
     intent = ResubmitRequested(
@@ -68,6 +66,13 @@ def resubmit(
     )
     job_id = send(folder, config, kind, intent, new=False)
     output.after_sending(folder, config, kind, job_id, list(ids), detach=detach, as_json=as_json)
+
+
+def _is_wanted(summary: RunSummary, *, silent: bool, gone: bool, cancelled: bool) -> bool:
+    if silent:
+        # Whatever its state says, nobody here knows whether somebody is still at it.
+        return gone and (cancelled or summary.state not in ("cancelled", "cancelling"))
+    return summary.state in ("failed", "stopped", "lost") or (cancelled and summary.state == "cancelled")
 
 
 def _silent_owner(run: RunFolder) -> ClaimRequested | None:

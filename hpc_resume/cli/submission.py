@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hpc_resume.config.load import dump_config, load_config
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.config.sweep import expand
 from hpc_resume.errors import ClusterError, ConfigError
-from hpc_resume.journal.folder import SubmissionFolder, make_private
+from hpc_resume.journal.folder import RunFolder, SubmissionFolder, make_private
 from hpc_resume.journal.reader import numbers
 from hpc_resume.journal.writer import JournalWriter, sync_file, sync_folder
 from hpc_resume.recovery import events as ev
@@ -81,13 +82,13 @@ def _taken(path: Path) -> ConfigError:
     )
 
 
-def find_submission(target: Path) -> SubmissionFolder:
-    """Return the submission that a user means by its folder, one of its runs, or its config file.
+def find_target(target: Path) -> tuple[SubmissionFolder, int | None]:
+    """Return the submission that a user means by its folder or config file; by a run's folder, that run alone.
 
     Raises:
         ConfigError: there is none.
     """
-    path = target
+    path, run = target, None
     if target.is_file():
         config = load_config(target)
         path = Path(config.runs_dir) / config.name
@@ -96,11 +97,14 @@ def find_submission(target: Path) -> SubmissionFolder:
                 f"{target} describes the folder {path}, which does not exist: it was not submitted yet, or under "
                 "another name; name the submission's folder"
             )
-    elif target.name.startswith("run-") and (target.parent / "config.yaml").exists():
-        path = target.parent
+    elif not (target / "config.yaml").exists() and re.fullmatch(r"run-\d{4,}", target.resolve().name):
+        # Resolved, so that `.` inside of a run's folder means that run.
+        above = target.resolve().parent
+        if target.is_dir() and (above / "config.yaml").exists():
+            path, run = above, RunFolder(target.resolve()).index
     if not (path / "config.yaml").exists():
         raise no_submission(path)
-    return SubmissionFolder(path.resolve())
+    return SubmissionFolder(path.resolve()), run
 
 
 def no_submission(path: Path) -> ConfigError:

@@ -19,18 +19,20 @@ def submit(
     On this machine the progress is shown until they end; Ctrl-C stops them cleanly, and `resubmit` goes on.
     """
     from hpc_resume.cli import output
+    from hpc_resume.cli.plan import show_plan
     from hpc_resume.cli.submission import create_submission, send
-    from hpc_resume.cluster.choose import cluster_kind
+    from hpc_resume.cluster.choose import cluster_kind, has_sbatch, wanted_kind
     from hpc_resume.config.check import check_before_submit
     from hpc_resume.config.load import load_config
     from hpc_resume.config.sweep import expand
     from hpc_resume.recovery.events import Submitted
 
     loaded = load_config(config, overrides or [])
-    kind = cluster_kind(loaded)
+    # A plan can be looked at anywhere; only to send it the cluster must be there.
+    kind = wanted_kind(loaded) if dry_run else cluster_kind(loaded)
     check_before_submit(loaded)
     if dry_run:
-        output.show_plan(loaded, kind, as_json=as_json)
+        show_plan(loaded, kind, can_send=kind != "slurm" or has_sbatch(), as_json=as_json)
         return
     folder = create_submission(loaded)
     runs = list(range(len(expand(loaded))))

@@ -10,21 +10,30 @@ from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import ConfigError
 
 
+def has_sbatch() -> bool:
+    """Tell whether jobs can be sent to Slurm from here."""
+    return shutil.which("sbatch") is not None
+
+
+def wanted_kind(config: RunConfig) -> str:
+    """Return `local` or `slurm`; `auto` is Slurm where `sbatch` is."""
+    if config.cluster.kind == "auto":
+        return "slurm" if has_sbatch() else "local"
+    return config.cluster.kind
+
+
 def cluster_kind(config: RunConfig) -> str:
-    """Return `local` or `slurm`; `auto` is Slurm where `sbatch` is.
+    """Return the kind of cluster that a config means, if it is there.
 
     Raises:
         ConfigError: Slurm is asked for, and there is no `sbatch`.
     """
-    has_sbatch = shutil.which("sbatch") is not None
-    if config.cluster.kind == "slurm" and not has_sbatch:
+    if config.cluster.kind == "slurm" and not has_sbatch():
         raise ConfigError(
             "cluster.kind is slurm, but there is no `sbatch` on PATH; "
             "submit from a login node, or use cluster.kind=local to train on this machine"
         )
-    if config.cluster.kind == "auto":
-        return "slurm" if has_sbatch else "local"
-    return config.cluster.kind
+    return wanted_kind(config)
 
 
 def make_cluster(kind: str) -> Cluster:

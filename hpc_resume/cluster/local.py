@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
 from hpc_resume.cluster.local_queue import QUEUE_LOG, LocalQueue
+from hpc_resume.cluster.local_shares import GPUS, THREADS, share_gpus, threads_per_rank, visible_gpus
 from hpc_resume.cluster.processes import is_running, send_signal, start_ticks
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import ClusterError
@@ -25,11 +27,13 @@ class LocalCluster:
 
         Raises:
             ClusterError: the queue could not be started.
+            ConfigError: there are fewer GPUs than ranks at the same time.
         """
+        queue = _make_queue(folder, runs, config)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _submit_in_child(folder, LocalQueue(str(folder.path), runs, config.cluster.parallelism or 1), write)
+            _submit_in_child(folder, queue, write)
         os.close(write)
         with os.fdopen(read, encoding="utf-8") as pipe:
             answer = pipe.read()
@@ -49,6 +53,16 @@ class LocalCluster:
         send_signal(int(pid), int(ticks), signal.SIGTERM)
 
 
+def _make_queue(folder: SubmissionFolder, runs: list[int], config: RunConfig) -> LocalQueue:
+    ranks = config.cluster.ranks_per_node
+    places = max(1, min(config.cluster.parallelism or 1, len(runs)))
+    queue = LocalQueue(str(folder.path), runs, places, gpus=share_gpus(visible_gpus(os.environ), ranks, places))
+    # submitit hides the GPUs from a job that asks for none; the queue gives them back to its runs.
+    queue.environment[GPUS] = os.environ.get(GPUS)
+    queue.environment[THREADS] = os.environ.get(THREADS, str(threads_per_rank(ranks, places)))
+    return queue
+
+
 def _submit_in_child(folder: SubmissionFolder, queue: LocalQueue, write: int) -> None:
     # In a new session, so that neither Ctrl-C nor a closed terminal reaches the runs; and without our output, or
     # whoever reads it through a pipe would wait for the end of the queue.
@@ -61,11 +75,13 @@ def _submit_in_child(folder: SubmissionFolder, queue: LocalQueue, write: int) ->
             os.dup2(output.fileno(), 2)
         from submitit import LocalExecutor
 
-        # submitit hides the GPUs from a job that asks for none; the queue gives them back to its runs.
-        queue.environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
         executor = LocalExecutor(folder.cluster)
         executor.update_parameters(timeout_min=_FOREVER_MIN, tasks_per_node=1)
         job = executor.submit(queue)
+        # An earlier queue may have given these runs up, and still be there with others; they are in this one now.
+        for index in queue.runs:
+            with contextlib.suppress(OSError):
+                folder.run(index).given_up.unlink()
         answer = f"job {job.job_id}:{start_ticks(int(job.job_id))}"
     except BaseException as error:
         answer = f"{type(error).__name__}: {error}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from hpc_resume.cluster.base import EXIT_BUSY, EXIT_INPUT, EXIT_STOPPED
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
+from hpc_resume.cluster.local_shares import GPUS
 from hpc_resume.cluster.processes import tie_to_parent
 from hpc_resume.errors import JournalError
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
@@ -47,6 +48,8 @@ class _Element:
     """The newest claim that there was before the last start."""
     attempts: int = 0
     """Attempts that there were before the last start."""
+    place: int = 0
+    """Which of the queue's places it has, while it runs."""
     process: subprocess.Popen[bytes] | None = None
 
     def exit_code(self) -> int | None:
@@ -62,7 +65,9 @@ class LocalQueue:
     runs: list[int]
     parallelism: int
     environment: dict[str, str | None] = field(default_factory=dict)
-    """Variables that submitit's executor changes, as they were at submission; None was not set."""
+    """Variables of all runs that this process may not have from the submission itself; None means not set."""
+    gpus: list[str] = field(default_factory=list)
+    """`CUDA_VISIBLE_DEVICES` for the run in each of the `parallelism` places; empty leaves it as it is."""
 
     def checkpoint(self) -> Any:
         """Return the same description again: all state is in the journals."""
@@ -90,6 +95,7 @@ class LocalQueue:
             due = [element for element in waiting if element.not_before <= time.monotonic()]
             for element in due[: self.parallelism - len(running)]:
                 waiting.remove(element)
+                element.place = min(set(range(self.parallelism)) - {other.place for other in running})
                 if self._start(element):
                     running.append(element)
                 else:
@@ -120,6 +126,8 @@ class LocalQueue:
             JOB_ID: f"{os.getpid()}_{run.index}",
             RESTART_COUNT: str(element.starts),
         }
+        if self.gpus:
+            environment[GPUS] = self.gpus[element.place]
         element.starts += 1
         log = run.supervisor_log()
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -160,6 +168,7 @@ class LocalQueue:
                 f"python -m hpc_resume resubmit {self.folder}",
                 also=element.run.supervisor_log(),
             )
+            self._leave_word(element.run)
             return False
         pause_s = _PAUSE_S * 2 ** (element.fruitless - 1)
         element.not_before = time.monotonic() + pause_s
@@ -173,6 +182,13 @@ class LocalQueue:
         except (JournalError, OSError) as error:
             self._say(run, f"can't read its journal: {error}")
             return History()
+
+    def _leave_word(self, run: RunFolder) -> None:
+        """Tell `status` and `resubmit` that a run is not in this queue any more, which can go on for days."""
+        try:
+            run.given_up.touch()
+        except OSError as error:
+            self._say(run, f"can't create {run.given_up}: {error.strerror}; resubmit it once this queue has ended")
 
     def _say(self, run: RunFolder, text: str, *, also: Path | None = None) -> None:
         """Leave word for people; a full disk must not end the runs."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_resume.cluster.base import RankReport
+from hpc_resume.cluster.local_shares import THREADS, threads_per_rank
 from hpc_resume.cluster.processes import boot_id, is_running, send_signal, tie_to_parent
 from hpc_resume.errors import ClusterError
 from hpc_resume.journal.folder import RunFolder
@@ -41,7 +42,7 @@ class TorchrunWorkers:
         ]
         environment = dict(os.environ)
         # Without this every rank of a machine takes all of its cores, and they trample on each other.
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+        environment.setdefault(THREADS, str(threads_per_rank(ranks)))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,

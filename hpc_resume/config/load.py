@@ -34,6 +34,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     source = read_source(path, overrides)
     try:
+        _refuse_ignored(source)
         config = _checked(source)
     except Mistake as mistake:
         raise source.error(mistake) from mistake
@@ -119,6 +120,16 @@ def _settle_sweep(sweep: Any, source: Source) -> None:
             sweep[setting.key] = [_settled(each, setting.path_mark, source, key) for each in sweep[setting.key]]
 
 
+def _refuse_ignored(source: Source) -> None:
+    """Refuse an override that each run's own value of a swept setting would replace."""
+    sweep = source.values.get("sweep")
+    for name in sweep if isinstance(sweep, dict) else ():
+        for key in source.overridden:
+            if key == name or key.startswith(f"{name}."):
+                by = "on the command line, too" if source.is_overridden(f"sweep.{name}") else "by the file"
+                raise Mistake(key, f"{key} is swept {by}; override sweep instead, like 'sweep={{{name}: [...]}}'")
+
+
 def _settled(value: Any, mark: PathMark, source: Source, key: str) -> Any:
     """Resolve one path, or each of a list: against the current folder if it came from the command line."""
     if isinstance(value, list):
@@ -144,7 +155,11 @@ def _settled(value: Any, mark: PathMark, source: Source, key: str) -> Any:
 
 def _is_path(value: str, base: Path) -> bool:
     try:
-        return value != "bytes" and (value[0] in ".~/" or (base / value).exists())
+        if value == "bytes":
+            return False
+        # Whoever has a folder `models` means by `models/x` one in it, not what the hub has under that name.
+        first, slash, _ = value.partition("/")
+        return value[0] in ".~/" or (base / value).exists() or (slash != "" and (base / first).is_dir())
     except OSError:  # Too long for a file name, or in a folder that we may not look into: the check says more.
         return False
 

@@ -43,7 +43,8 @@ def swept_settings(sweep: Mapping[str, Any]) -> list[Setting]:
     """Find the setting behind every key of a sweep.
 
     Raises:
-        Mistake: for a key that is no setting or may not differ between runs, and for values that are no list.
+        Mistake: for a key that is no setting or may not differ between runs, and for values that are no list or
+            not all different.
 
     """
     settings = []
@@ -58,11 +59,21 @@ def swept_settings(sweep: Mapping[str, Any]) -> list[Setting]:
             raise Mistake(key, f"{key} is {show(values)}; it must be a list of values, such as [{show(values)}]")
         if not values:
             raise Mistake(key, f"{key} is an empty list, which leaves no run; give it values or remove it")
+        if (twice := _repeated(values)) is not None:
+            raise Mistake(key, f"{key} has {show(values[twice])} twice, which gives the same run twice; leave one out")
         try:
             settings.append(locate(str(name)))
         except Mistake as mistake:
             raise Mistake(key, f"sweep: {mistake.text}") from mistake
     return settings
+
+
+def _repeated(values: list[Any]) -> int | None:
+    """Return the place of a value that stands before it as well; true is not 1 here, although Python has it so."""
+    for place, value in enumerate(values):
+        if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values[:place]):
+            return place
+    return None
 
 
 def _grid(sweep: Mapping[str, Any]) -> list[tuple[Any, ...]]:

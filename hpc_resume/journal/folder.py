@@ -83,6 +83,11 @@ class RunFolder:
         """Output of the supervisors, one after another."""
         return self.path / "logs" / "supervisor.out"
 
+    @property
+    def given_up(self) -> Path:
+        """There while a local queue has given this run up and it was not sent again."""
+        return self.submission.cluster / f"given-up-{self.index}"
+
 
 @dataclass(frozen=True, slots=True)
 class SubmissionFolder:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 from rich.console import Console
 
 from hpc_resume.cluster.local import LocalCluster
 from hpc_resume.config.load import load_config
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.config.sweep import expand
+from hpc_resume.config.sweep import describe, expand
 from hpc_resume.journal.folder import SubmissionFolder
 from hpc_resume.journal.reader import Journal, read_journal, read_operator
 from hpc_resume.reporting.sentences import sentence
@@ -36,7 +37,8 @@ def follow(
                 for index in runs:
                     run, journal = folder.run(index), read_journal(folder.run(index))
                     history = journal.history
-                    summaries.append(summarize(run, configs[index], journal, history, live=index in live))
+                    summary = summarize(run, configs[index], journal, history, live=index in live)
+                    summaries.append(replace(summary, changes=describe(config, index)))
                     for seconds, text in _news(journal, printed, since):
                         who = f"run {index}: " if len(runs) > 1 else ""
                         console.print(f"[{seconds:6.1f} s] {who}{text}", markup=False)

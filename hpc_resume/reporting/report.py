@@ -43,10 +43,10 @@ class Report:
     checkpoints: list[dict[str, str]]
 
 
-def make_reports(folder: SubmissionFolder, only: str | None = None) -> list[Report]:
-    """Make the reports of a submission's runs and write their pages."""
+def make_reports(folder: SubmissionFolder, only: int | None = None) -> list[Report]:
+    """Make the reports of a submission's runs, or of the `only` one that is meant, and write their pages."""
     live = live_jobs(folder)
-    return [make_report(run, live=run.index in live) for run in folder.runs() if only is None or run.path.name == only]
+    return [make_report(run, live=run.index in live) for run in folder.runs() if only is None or run.index == only]
 
 
 def make_report(folder: RunFolder, *, live: bool) -> Report:

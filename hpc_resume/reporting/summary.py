@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from hpc_resume.cluster.local import LocalCluster
 from hpc_resume.cluster.local_allocation import LocalAllocation
 from hpc_resume.config import load_run
+from hpc_resume.config.load import load_config
 from hpc_resume.config.schema import RunConfig
+from hpc_resume.config.sweep import describe
 from hpc_resume.journal.claims import Liveness
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
 from hpc_resume.journal.metrics import loss_at, newest_rows
@@ -42,21 +44,29 @@ class RunSummary:
     last_word: str
     last_decision: int
     folder: str
+    rule: str | None
+    """The rule by which it failed; null in any other state."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Its own values of the swept settings, by their dotted keys; empty without a sweep."""
 
 
-def summarize_submission(folder: SubmissionFolder) -> list[RunSummary]:
-    """Summarize every run of a submission."""
-    jobs = live_jobs(folder)
+def summarize_submission(folder: SubmissionFolder, only: int | None = None) -> list[RunSummary]:
+    """Summarize every run of a submission, or the `only` one that is meant."""
+    jobs, settings = live_jobs(folder), load_config(folder.config)
     summaries = []
     for run in folder.runs():
+        if only is not None and run.index != only:
+            continue
         config, journal = load_run(folder.config, run.index), read_journal(run)
-        summaries.append(summarize(run, config, journal, journal.history, live=run.index in jobs))
+        summary = summarize(run, config, journal, journal.history, live=run.index in jobs)
+        summaries.append(replace(summary, changes=describe(settings, run.index)))
     return summaries
 
 
 def summarize(folder: RunFolder, config: RunConfig, journal: Journal, history: History, *, live: bool) -> RunSummary:
     """Summarize one run; `live` says whether a job that it belongs to is still there.
 
+    Which values are its own in a sweep is not known here.
     Its settings and its journal are read by the caller, of its metrics only the end is read here.
     """
     step, loss = _newest_step(folder, history)
@@ -72,11 +82,12 @@ def summarize(folder: RunFolder, config: RunConfig, journal: Journal, history: H
         last_word=_why_lost(folder, history) if state == "lost" else _last_word(journal),
         last_decision=history.next_decision - 1,
         folder=str(folder.path),
+        rule=history.stop.rule if state == "failed" and history.stop is not None else None,
     )
 
 
 def live_jobs(folder: SubmissionFolder) -> set[int]:
-    """Return the runs that belong to a job which is still there."""
+    """Return the runs that belong to a job which is still there and has not given them up."""
     runs: set[int] = set()
     intents: dict[str, tuple[int, ...]] = {}
     for record in read_operator(folder):
@@ -84,7 +95,7 @@ def live_jobs(folder: SubmissionFolder) -> set[int]:
             intents[record.file] = record.event.runs
         elif isinstance(record.event, ev.OperatorOutcome) and record.file in intents and record.event.ok:
             runs.update(intents[record.file] if LocalCluster().is_alive(record.event.job_id) else ())
-    return runs
+    return {run for run in runs if not folder.run(run).given_up.exists()}
 
 
 def state_of(history: History, *, live: bool) -> State:
@@ -140,7 +151,9 @@ def _why_lost(folder: RunFolder, history: History) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
         place = folder.submission.cluster
-        return f"{found}; see the logs in {place}" if place.exists() else f"{found}; it was never sent"
+        if history.claims:
+            return f"{found}; see the logs in {place}"
+        return f"never started: {'its queue is gone' if place.exists() else 'it was never sent'}; resubmit sends it"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
     return f"{found}; the last line of {log}: {last[:_LONGEST_QUOTE]}"
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpc_resume.cluster.local import LocalCluster
+from hpc_resume.config.load import load_config
 from hpc_resume.journal.folder import SubmissionFolder
 from hpc_resume.journal.reader import read_operator
 from hpc_resume.recovery import events as ev
@@ -36,10 +37,10 @@ def test_dry_run_prints_the_plan_and_creates_nothing(tmp_path: Path, config: Pat
     first, head, *rows = done.stdout.splitlines()
     folder = tmp_path / "runs" / "small"
     assert first == f"would create {folder} and send 2 run(s) to this machine; nothing was created"
-    assert " ".join(head.split()) == "run steps samples a step tokens a step ranks settings of its own"
+    assert " ".join(head.split()) == ("run steps samples a step tokens a step ranks precision ZeRO settings of its own")
     assert [row.split() for row in rows] == [
-        ["0", "8", "1", "16", "1", "training.learning_rate=0.0001"],
-        ["1", "8", "1", "16", "1", "training.learning_rate=0.0003"],
+        ["0", "8", "1", "16", "1", "fp32", "0", "training.learning_rate=0.0001"],
+        ["1", "8", "1", "16", "1", "fp32", "0", "training.learning_rate=0.0003"],
     ]
     assert not (tmp_path / "runs").exists()
 
@@ -50,7 +51,17 @@ def test_dry_run_as_json_says_the_same(tmp_path: Path, config: Path, command: Co
         "exists": False,
         "cluster": "local",
         "runs": [
-            {"run": 0, "changes": {}, "steps": 8, "global_batch_size": 4, "tokens_per_step": 64, "ranks": 1},
+            {
+                "run": 0,
+                "changes": {},
+                "steps": 8,
+                "global_batch_size": 4,
+                "tokens_per_step": 64,
+                "ranks": 1,
+                "precision": "fp32",
+                "zero_stage": 0,
+                "faults": [],
+            },
         ],
     }
     assert not (tmp_path / "runs").exists()
@@ -84,20 +95,20 @@ def test_status_shows_the_step_that_counts(
     assert (run["step"], run["loss"]) == (step, loss)
 
 
-def test_a_submission_is_found_by_its_folder_its_run_and_its_config(
+def test_a_submission_is_found_by_its_folder_and_its_config(
     config: Path, command: Command, make_runs: MakeRuns
 ) -> None:
     folder = make_runs("finished", "failed")
-    answers = [answer(command("status", target, "--json")) for target in (folder.path, folder.run(1).path, config)]
-    assert answers[0] == answers[1] == answers[2]
+    answers = [answer(command("status", target, "--json")) for target in (folder.path, config)]
+    assert answers[0] == answers[1]
 
 
 def test_a_table_that_no_terminal_shows_is_neither_cut_nor_folded(command: Command, make_runs: MakeRuns) -> None:
     folder = make_runs("failed", "lost")
     done = command("status", folder.path)
     head, failed, lost = done.stdout.splitlines()
-    assert " ".join(head.split()) == "run state step loss attempts data seed last word"
-    assert failed.split()[:5] == ["0", "failed", "5/8", "2.5000", "1"]
+    assert " ".join(head.split()) == "run settings of its own state step loss attempts data seed last word"
+    assert failed.split()[:6] == ["0", "seed=0", "failed", "5/8", "2.5000", "1"]
     assert failed.endswith("(rule: same crash twice): rank 0: OSError: [Errno 28] No space left on device")
     assert lost.endswith(f"the last line of {folder.run(1).supervisor_log()}: supervisor out of [paper]")
 
@@ -129,7 +140,7 @@ def test_report_of_a_lost_run_says_where_to_look(command: Command, make_runs: Ma
     folder = make_runs("lost", "never started")
     lost, never = answer(command("report", folder.path, "--json"))
     assert str(folder.run(0).supervisor_log()) in lost["headline"]
-    assert never["headline"] == "step 0 of 8; no supervisor has ever owned it; it was never sent"
+    assert never["headline"] == "step 0 of 8; never started: it was never sent; resubmit sends it"
     assert never["timeline"] == []
 
 
@@ -150,11 +161,105 @@ def test_resubmit_takes_only_the_runs_that_are_named(
     assert answer(command("resubmit", folder.path, "--dry-run", "--json", "--runs", runs))["runs"] == expected
 
 
+@pytest.mark.parametrize("target", ["the folder", "with a slash", "a link"])
+def test_the_folder_of_a_run_means_that_run_alone(
+    tmp_path: Path, command: Command, make_runs: MakeRuns, target: str
+) -> None:
+    folder = make_runs("failed", "failed", "lost")
+    run = folder.run(1).path
+    (tmp_path / "link").symlink_to(run)
+    name = {"the folder": run, "with a slash": f"{run}/", "a link": "link"}[target]
+    for verb in ("status", "report"):
+        assert [one["run"] for one in answer(command(verb, name, "--json"))] == [1]
+    assert answer(command("resubmit", name, "--dry-run", "--json"))["runs"] == [1]
+    assert command("resubmit", name, "--dry-run").stdout == "would send run 1 again\n"
+    assert command("cancel", name).stdout == "cancelled run 1\n"
+    assert [run["state"] for run in answer(command("status", folder.path, "--json"))] == ["failed", "cancelled", "lost"]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "resubmit"])
+def test_a_target_and_runs_that_disagree_are_refused(command: Command, make_runs: MakeRuns, verb: str) -> None:
+    folder = make_runs("failed", "failed")
+    before = sorted(folder.path.rglob("*"))
+    done = command(verb, folder.run(1).path, "--runs", "0-1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: the target is run 1, but --runs is '0-1'; leave --runs out, "
+        f"or name the whole submission: {folder.path}\n"
+    )
+    assert sorted(folder.path.rglob("*")) == before
+    assert command("cancel", folder.run(1).path, "--runs", "1").stdout == "cancelled run 1\n"
+
+
+def test_why_nothing_is_sent_again_names_each_reason_once(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("finished", "out of reach", "finished")
+    done = command("resubmit", folder.path)
+    assert done.stdout == (
+        "nothing to send again: runs 0, 2 finished; "
+        "run 1 has a supervisor that can't be asked from here (--owner-is-gone sends it)\n"
+    )
+
+
+def test_status_shows_what_each_run_of_a_sweep_has_of_its_own(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("finished", "lost")
+    assert [run["changes"] for run in answer(command("status", folder.path, "--json"))] == [{"seed": 0}, {"seed": 1}]
+    rows = command("status", folder.path).stdout.splitlines()[1:]
+    assert [row.split()[1] for row in rows] == ["seed=0", "seed=1"]
+
+
+def test_a_run_whose_queue_is_gone_is_told_from_one_that_failed(command: Command, make_runs: MakeRuns) -> None:
+    folder = make_runs("never started")
+    folder.cluster.mkdir()
+    (run,) = answer(command("status", folder.path, "--json"))
+    assert run["last_word"] == "never started: its queue is gone; resubmit sends it"
+
+
+def test_the_plan_shows_zero_and_every_injected_fault(config: Path, command: Command) -> None:
+    faults = "faults=[{kind: spike, step: 3}, {kind: rank_kill, step: 5, times: 2}]"
+    done = command("submit", config, "--dry-run", "training.deepspeed={zero_optimization: {stage: 2}}", faults)
+    _, _, row, *lines = done.stdout.splitlines()
+    assert row.split() == ["0", "8", "1", "16", "1", "fp32", "2", "-"]
+    assert lines == [
+        "injected fault: spike at step 3, learning rate x 100 for 3 step(s)",
+        "injected fault: rank_kill at step 5 in rank 0, up to 2 times",
+    ]
+
+
+def test_the_plan_names_the_run_of_a_fault_that_not_all_have(config: Path, command: Command) -> None:
+    done = command("submit", config, "--dry-run", "sweep={faults: [[], [{kind: node_lost, step: 2}]]}")
+    assert done.stdout.splitlines()[4:] == ["injected fault in run 1: node_lost at step 2"]
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_every_example_can_be_planned_where_there_is_no_slurm(tmp_path: Path, command: Command, example: Path) -> None:
+    on_slurm = load_config(example).cluster.kind == "slurm"
+    overrides = [f"runs_dir={tmp_path}/runs"]
+    if on_slurm:
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+        (tmp_path / "corpus.jsonl").write_text('{"text": "' + "word " * 1_000_000 + '"}\n')
+        overrides += [f"model.name_or_path={tmp_path}/model", f"data.paths=[{tmp_path}/corpus.jsonl]"]
+    done = command("submit", example, *overrides, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, *_ = done.stdout.splitlines()
+    assert first.endswith(f" to {'Slurm' if on_slurm else 'this machine'}; nothing was created")
+    assert (second == "there is no sbatch here: submit from a login node") is on_slurm
+    assert not (tmp_path / "runs").exists()
+
+
 def test_resubmit_without_anything_to_send_changes_nothing(command: Command, make_runs: MakeRuns) -> None:
     folder = make_runs("finished", "waiting", "running", "cancelled")
     before = sorted(folder.path.rglob("*"))
     done = command("resubmit", folder.path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "sent again: none (of 4)\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "nothing to send again: run 0 finished; run 1 waits in its queue; run 2 is alive; "
+        "run 3 was cancelled (--cancelled brings it back)\n",
+        "",
+    )
     assert sorted(folder.path.rglob("*")) == before
 
 
@@ -168,9 +273,9 @@ def test_cancel_takes_every_run_that_did_not_finish(command: Command, make_runs:
 
 def test_cancel_names_a_run_that_is_about_to_leave_again(command: Command, make_runs: MakeRuns) -> None:
     folder = make_runs("running")
-    assert command("cancel", folder.path).stdout == "cancelled: 0 (of 1)\n"
+    assert command("cancel", folder.path).stdout == "cancelled run 0\n"
     assert answer(command("status", folder.path, "--json"))[0]["state"] == "cancelling"
-    assert command("cancel", folder.path).stdout == "cancelled: 0 (of 1)\n"
+    assert command("cancel", folder.path).stdout == "cancelled run 0\n"
 
 
 def test_resubmit_tells_of_an_owner_that_can_not_be_asked_and_takes_a_persons_word(
@@ -178,13 +283,13 @@ def test_resubmit_tells_of_an_owner_that_can_not_be_asked_and_takes_a_persons_wo
 ) -> None:
     folder = make_runs("out of reach", "running", "failed")
     done = command("resubmit", folder.path, "--dry-run")
-    assert done.stdout == "would be sent again: 2 (of 3)\n"
+    assert done.stdout == "would send run 2 (of 3) again\n"
     assert done.stderr.startswith("run 0 is left alone: its supervisor (process ")
     assert done.stderr.endswith(
         "on elsewhere) can't be asked from here; if you know that it is gone, add --owner-is-gone\n"
     )
     done = command("resubmit", folder.path, "--owner-is-gone", "--dry-run")
-    assert (done.stdout, done.stderr) == ("would be sent again: 0, 2 (of 3)\n", "")
+    assert (done.stdout, done.stderr) == ("would send runs 0, 2 (of 3) again\n", "")
 
 
 def test_that_word_is_recorded_for_the_runs_that_it_is_about(command: Command, make_runs: MakeRuns) -> None:
@@ -212,9 +317,12 @@ def test_resubmit_brings_back_what_was_cancelled_before_and_nothing_else(command
 
 def test_what_is_cancelled_stays_cancelled(command: Command, make_runs: MakeRuns) -> None:
     folder = make_runs("failed", "lost", "cancelled before its start", "failed")
-    assert command("cancel", folder.path, "--runs", "0-2").stdout == "cancelled: 0, 1 (of 3)\n"
-    assert command("cancel", folder.path, "--runs", "0-2").stdout == "cancelled: none (of 3)\n"
-    assert command("resubmit", folder.path, "--dry-run").stdout == "would be sent again: 3 (of 4)\n"
+    assert command("cancel", folder.path, "--runs", "0-2").stdout == "cancelled runs 0, 1 (of 3)\n"
+    assert (
+        command("cancel", folder.path, "--runs", "0-2").stdout
+        == "nothing to cancel: runs 0, 1, 2 were cancelled before\n"
+    )
+    assert command("resubmit", folder.path, "--dry-run").stdout == "would send run 3 (of 4) again\n"
     states = [run["state"] for run in answer(command("status", folder.path, "--json"))]
     assert states == ["cancelled", "cancelled", "cancelled", "failed"]
 

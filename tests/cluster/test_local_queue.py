@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from supervisor.harness import ScriptedRun, end_of, marked_processes, wait_until
 
+from hpc_resume.cluster.processes import start_ticks
 from hpc_resume.recovery import events as ev
-from hpc_resume.reporting.summary import summarize_submission
+from hpc_resume.reporting.summary import live_jobs, summarize_submission
 
 Queue = Callable[..., Any]
 
@@ -76,6 +77,19 @@ def test_of_a_run_that_was_given_up_status_says_so_and_where_to_look(queue: Queu
     assert summary.state == "lost"
     assert f"the last line of {log}: " in summary.last_word
     assert "given up: 5 starts in a row" in summary.last_word
+
+
+def test_a_run_that_was_given_up_is_not_taken_for_waiting_while_its_queue_goes_on_with_others(queue: Queue) -> None:
+    two = queue(["idle"] * 9, ["waits"], parallelism=2)
+    job_id = f"{two.process.pid}:{start_ticks(two.process.pid)}"
+    two.run.operator(
+        ev.Submitted(runs=(0, 1), cluster="local"), ev.OperatorOutcome(ok=True, job_id=job_id, message="submitted")
+    )
+    wait_until(lambda: "given up" in two.log, "the first run is given up")
+    wait_until(two.run.folder.given_up.exists, "the queue leaves word")
+    assert live_jobs(two.run.folder.submission) == {1}
+    two.run.say("go")
+    assert end_of(two.process)[0] == 9
 
 
 def test_only_starts_in_a_row_that_lead_nowhere_count(queue: Queue) -> None:

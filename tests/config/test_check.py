@@ -50,3 +50,26 @@ def test_what_would_fail_at_the_start_is_refused_before(tmp_path: Path, override
         prepared(tmp_path, *(override.format(tmp_path) for override in overrides))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["model.name_or_path", "model.tokenizer"])
+@pytest.mark.parametrize("given", ["in the file", "on the command line"])
+def test_a_name_in_a_folder_that_is_there_is_a_path_and_not_a_hub_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, given: str
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data.txt").write_text("word " * 1000)
+    monkeypatch.chdir(tmp_path if given == "on the command line" else tmp_path / "elsewhere")
+    path = tmp_path / ("c.yaml" if given == "in the file" else "elsewhere/c.yaml")
+    name = key.partition(".")[2]
+    model = "{model_type: llama}" if given == "on the command line" else f"{{model_type: llama}}, {name}: models/nope"
+    path.write_text(f"data: {{paths: [{tmp_path}/data.txt], sequence_tokens: 16}}\nmodel: {{config: {model}}}\n")
+    overrides = [f"{key}=models/nope"] if given == "on the command line" else []
+    with pytest.raises(ConfigError) as caught:
+        check_before_submit(load_config(path, overrides))
+    assert str(caught.value).startswith(f"{key} is {tmp_path}/models/nope, which does not exist on this machine; ")
+
+
+def test_a_hub_name_stays_one_where_no_such_folder_is(tmp_path: Path) -> None:
+    prepared(tmp_path, "model.name_or_path=somebody/small-model")

@@ -40,8 +40,8 @@ def test_what_is_not_swept_stays_as_it_was() -> None:
     assert first.name == "x"
 
 
-def test_the_same_value_may_come_twice() -> None:
-    assert len(expand(RunConfig(sweep={"seed": [1, 1]}))) == 2
+def test_true_and_1_are_two_values() -> None:
+    assert len(expand(RunConfig(sweep={"model.config.tie_word_embeddings": [True, 1]}))) == 2
 
 
 def test_swept_paths_start_from_the_files_folder_and_swept_deepspeed_files_are_read(tmp_path: Path) -> None:
@@ -64,7 +64,41 @@ def test_a_sweep_can_be_given_on_the_command_line(tmp_path: Path) -> None:
     assert load_config(path, ["sweep.training.steps=[1,2]"]).sweep == {"training.steps": [1, 2]}
 
 
+IGNORED = {
+    "the swept key": (["seed=3"], "seed is swept by the file; override sweep instead, like 'sweep={seed: [...]}'"),
+    "a key inside of a swept one": (
+        ["training.deepspeed.gradient_clipping=1.0"],
+        "training.deepspeed.gradient_clipping is swept by the file; override sweep instead, "
+        "like 'sweep={training.deepspeed: [...]}'",
+    ),
+    "a sweep on the command line": (
+        ["training.steps=3", "sweep.training.steps=[1, 2]"],
+        "training.steps is swept on the command line, too; override sweep instead, "
+        "like 'sweep={training.steps: [...]}'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "expected"), IGNORED.values(), ids=IGNORED)
+def test_an_override_that_the_sweep_would_replace_is_refused(
+    tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("sweep: {seed: [1, 2], training.deepspeed: [null, {}]}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert str(caught.value) == f"on the command line: {expected}"
+
+
+def test_the_sweep_itself_and_what_is_around_a_swept_value_can_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("sweep: {seed: [1, 2], model.config.hidden_size: [8, 16]}\n")
+    config = load_config(path, ["sweep.seed=[3]", "model.config={model_type: gpt2}"])
+    assert [(run.seed, run.model.config["model_type"]) for run in expand(config)] == [(3, "gpt2")] * 2
+
+
 REFUSED = {
+    "the same value twice": ({"seed": [2, 1, 2]}, "sweep.seed has 2 twice, which gives the same run twice; leave one"),
     "name": ({"name": ["a"]}, "sweep.name cannot be swept; all runs of a sweep share name, runs_dir, cluster, sweep"),
     "runs_dir": ({"runs_dir": ["a"]}, "sweep.runs_dir cannot be swept"),
     "cluster": ({"cluster.nodes": [1, 2]}, "sweep.cluster.nodes cannot be swept"),
