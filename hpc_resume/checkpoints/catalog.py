@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,16 @@ def list_committed(folder: Path) -> list[str]:
 
 
 def is_committed(folder: Path, name: str) -> bool:
-    """Tell whether one checkpoint is there and committed."""
-    return (folder / name / MANIFEST).exists()
+    """Tell whether one checkpoint is there and committed.
+
+    Raises:
+        OSError: the file system can't say.
+    """
+    try:
+        (folder / name / MANIFEST).stat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read_manifest(folder: Path, name: str) -> Manifest:
@@ -106,11 +114,12 @@ def read_manifest(folder: Path, name: str) -> Manifest:
 
     Raises:
         ValueError: it is missing, damaged, or of another checkpoint.
+        OSError: it can't be read, which proves nothing about what is in it.
     """
     try:
         manifest = Manifest.from_json((folder / name / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"its manifest can't be read: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise ValueError("its manifest is missing") from error
     if manifest.checkpoint.name != name:
         raise ValueError(f"its manifest is that of {manifest.checkpoint.name}")
     return manifest
@@ -168,15 +177,32 @@ def set_aside(folder: Path, name: str) -> bool:
     return True
 
 
-def discard_uncommitted(folder: Path) -> list[str]:
+def discard_uncommitted(folder: Path, known: Container[str] = ()) -> list[str]:
     """Delete what is left of saves that were never committed; return their names.
 
-    An empty folder stays in place of each, so that its save number is not used again: a zombie may still know it.
+    What was ever recorded as committed, `known`, is left alone, whatever has become of its manifest. An empty folder
+    stays in place of each name, so that its save number is not used again: a zombie may still know it.
     """
-    names = [path.name for path in folder.iterdir() if _NAME.match(path.name) and not (path / MANIFEST).exists()]
-    for name in names:
-        trash = folder / f"{_TRASH}{name}"
-        (folder / name).rename(trash)
-        for path in trash.iterdir():
-            path.unlink()
-    return names
+    for trash in folder.glob(f"{_TRASH}*"):
+        _empty(trash)  # somebody was killed between the two steps below
+    names = [path.name for path in folder.iterdir() if _NAME.match(path.name) and path.name not in known]
+    return [name for name in names if discard(folder, name)]
+
+
+def discard(folder: Path, name: str) -> bool:
+    """Delete what one save left behind, unless it is committed after all; return whether there was anything."""
+    path, trash = folder / name, folder / f"{_TRASH}{name}"
+    if is_committed(folder, name) or not path.exists():
+        return False
+    path.rename(trash)
+    # Looked at again where no writer knows it any more: a commit in between is given back.
+    if (trash / MANIFEST).exists():
+        trash.rename(path)
+        return False
+    _empty(trash)
+    return True
+
+
+def _empty(trash: Path) -> None:
+    for path in trash.iterdir():
+        path.unlink()

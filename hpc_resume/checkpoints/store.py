@@ -120,10 +120,13 @@ class CheckpointStore:
             return {}, problem
         keeper = _KeepErrors(self._engine.checkpoint_engine)
         self._engine.checkpoint_engine = keeper
+        # Rank 0 alone would copy two scripts of DeepSpeed's beside each checkpoint: another way to leave it early.
+        self._engine._copy_recovery_script = lambda _folder: None
         try:
             self._engine.save_checkpoint(str(self._folder), tag=name, client_state={}, save_latest=False)
         finally:
             self._engine.checkpoint_engine = keeper._inner
+            del self._engine._copy_recovery_script
         if keeper.error is not None:
             return {}, str(keeper.error)
         files: dict[str, FileEntry] = {}

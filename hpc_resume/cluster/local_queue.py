@@ -151,6 +151,7 @@ class LocalQueue:
         gets as far as an attempt is given a few more tries, at growing distances.
         """
         if code in (EXIT_INPUT, EXIT_BUSY):
+            self._leave_word(element.run)
             return False
         history = self._read(element.run)
         ended = _end_of_claim(history, element.claim)

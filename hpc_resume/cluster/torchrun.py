@@ -133,6 +133,9 @@ def _read(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
     reports: Path = folder.rank_report(attempt, 0).parent
     found = []
     for path in sorted(reports.glob("rank-*.json")):
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            continue  # torn by a power loss; whoever wrote it is gone
         found.append(data)
     return found

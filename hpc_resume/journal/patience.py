@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from tenacity import before_sleep_log, retry, retry_if_exception_type, stop_after_delay, wait_exponential
 
@@ -10,11 +12,24 @@ from hpc_resume.errors import JournalError
 
 _log = logging.getLogger(__name__)
 
-patiently = retry(
-    retry=retry_if_exception_type((OSError, JournalError)),
-    wait=wait_exponential(multiplier=0.5, max=30),
-    stop=stop_after_delay(600),
-    before_sleep=before_sleep_log(_log, logging.WARNING),
-    reraise=True,
-)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _retry_for(seconds: float) -> Callable[[Function], Function]:
+    return cast(
+        Callable[[Function], Function],
+        retry(
+            retry=retry_if_exception_type((OSError, JournalError)),
+            wait=wait_exponential(multiplier=0.5, max=30),
+            stop=stop_after_delay(seconds),
+            before_sleep=before_sleep_log(_log, logging.WARNING),
+            reraise=True,
+        ),
+    )
+
+
+patiently = _retry_for(600)
 """Decorates what only reads, or writes what may be written again; gives up after ten minutes."""
+
+briefly = _retry_for(60)
+"""The same for a rank, whose silence must not look like a hang; gives up after a minute."""

@@ -16,7 +16,11 @@ def decide(policy: Policy, history: History, event: Trigger) -> Decision:
     `None` asks what a supervisor does that finds nothing left to react to: the first start, or a resubmission.
     """
     if history.cancelled:
-        return _stop(history, "cancelled", "cancelled by a person", "cancelled")
+        # Somebody may bring the run back: then not from what an incident that nobody decided on made suspect.
+        open_loss = history.undecided if isinstance(history.undecided, ev.LossIncident) else None
+        after = open_loss.onset_step - policy.rollback_margin_steps if open_loss else None
+        budget: Budget | None = "loss" if open_loss else None
+        return _stop(history, "cancelled", "cancelled by a person", "cancelled", budget=budget, suspect_after=after)
     match event:
         case None:
             return _start(policy, history)
@@ -94,6 +98,9 @@ def _loss(policy: Policy, history: History, event: ev.LossIncident) -> Decision:
     used = 1 if newest > history.high_water_step else history.used.get("loss", 0) + 1
     if used > policy.loss_budget:
         return _spent(history, "loss", policy.loss_budget, event.message, suspect_after=last_safe_step)
+    if not choice and history.rejected:
+        text = f"{', '.join(history.rejected)} can't be loaded, and nothing else is from before: {event.message}"
+        return _stop(history, "no checkpoint left", text, "failed", budget="loss", suspect_after=last_safe_step)
     depth = min(used, len(choice))
     return _resume(
         history,

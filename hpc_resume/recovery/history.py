@@ -294,6 +294,9 @@ def _decided(history: History, decision: Decision) -> History:
 
 
 def _ended(history: History, event: ev.AttemptEnded) -> History:
+    if history.pending is not None and history.pending.action == "rollback":
+        # The processes that were to carry it out are gone; its plan is part of the history already.
+        history = replace(history, pending=None)
     if event.cause in ("crash", "hang", "out_of_memory"):
         newest = history.lineage[-1].step if history.lineage else 0
         history = replace(history, crashes=(*history.crashes, (event.fingerprint, event.node, newest)))

@@ -12,6 +12,7 @@ from hpc_resume.journal.claims import is_replaced
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.journal.metrics import newest_rows
 from hpc_resume.journal.order import segments_in_force
+from hpc_resume.journal.patience import briefly
 from hpc_resume.journal.reader import read_journal
 from hpc_resume.journal.writer import JournalWriter
 from hpc_resume.recovery import History
@@ -85,7 +86,7 @@ class Recorder:
     def record(self, event: ev.Event) -> None:
         """Make an event part of the history, on disk first."""
         if self._writer is not None:
-            self._writer.record(event)
+            briefly(self._writer.record)(event)
         self.history = apply(self.history, event)
         if isinstance(event, ev.CheckpointCommitted):
             self._await_healthy_steps(event.checkpoint.name, self._config.checkpoints.certify_after_steps)
@@ -105,7 +106,7 @@ class Recorder:
             if old.name not in self.history.certified and old.step <= step:
                 self._await_healthy_steps(old.name, self._config.checkpoints.certify_after_steps - (step - old.step))
         if self._agreement.rank == 0:
-            self._expected = self._losses_after(step)
+            self._expected = self._losses_after(step, position)
 
     def step(self, **row: Any) -> None:
         """Write one step's metrics; the first replayed step that differs from before is an event."""
@@ -142,7 +143,10 @@ class Recorder:
 
     def is_replaced(self) -> bool:
         """Tell whether a newer supervisor owns the run; only a courtesy, see `journal.claims`."""
-        return is_replaced(self._folder, self.claim)
+        try:
+            return is_replaced(self._folder, self.claim)
+        except OSError:
+            return False  # what keeps a zombie from doing harm is the newer claim's list, not this look
 
     def close(self) -> None:
         """Bring everything to disk."""
@@ -156,9 +160,12 @@ class Recorder:
         """Certify a checkpoint after so many healthy steps from now; a newer one is never due before an older."""
         self._uncertified.append((name, self._healthy_steps + count))
 
-    def _losses_after(self, step: int) -> dict[int, float]:
+    def _losses_after(self, step: int, position: int) -> dict[int, float]:
         """Return the newest loss of each later step that was trained in the order that is in force."""
         segments = segments_in_force(self.history)
+        if segments and position < segments[-1].start:
+            # Behind the newest change the random numbers are drawn anew, so nothing is replayed to the last bit.
+            return {}
         order = segments[-1].number if segments else 0
         losses: dict[int, float] = {}
         for attempt in reversed(self.history.attempts[:-1]):

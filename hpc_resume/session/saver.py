@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,8 @@ class Saver:
                 ) from error
             # What it wrote may be what filled the disk.
             if self._agreement.rank == 0:
-                catalog.discard_uncommitted(self._folder)
+                with contextlib.suppress(OSError):
+                    catalog.discard(self._folder, checkpoint.name)
             return ev.SaveFailed(attempt=recorder.attempt, step=step, message=str(error))
         seconds = round(time.monotonic() - began, 3)
         recorder.record(ev.CheckpointCommitted(attempt=recorder.attempt, checkpoint=checkpoint, seconds=seconds))

@@ -48,13 +48,11 @@ def classify(history: History, watched: Watched, reports: list[RankReport], node
         saved = "saved" if attempt.stop.checkpoint else "could not save"
         cause: ev.Cause = watched.asked or "preempted"
         return ended(cause, f"asked to leave; {saved} at step {attempt.stop.step}")
-    if watched.asked == "terminated":
+    if watched.asked is not None:
         # Whatever else went wrong on the way out: a person's stop must not become a requeue.
-        return ended("terminated", "asked to leave; nothing could be saved in time")
+        return ended(watched.asked, "asked to leave; nothing could be saved in time")
     if watched.silent_s is not None:
         return ended("hang", f"no sign of life for {watched.silent_s:.0f} s", fingerprint="hang")
-    if watched.asked is not None and not any(r.state == "failed" for r in reports):
-        return ended(watched.asked, "asked to leave; nothing could be saved in time")
     culprit = _first_to_fail(reports)
     if culprit is None:
         message = f"the workers ended without a word (launcher's exit code {watched.exit_code})"

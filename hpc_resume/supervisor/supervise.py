@@ -77,8 +77,8 @@ class _Supervisor:
         """Carry out decision after decision until one of them ends the claim."""
         self._read()
         self._history = end_lost_attempt(self._folder, self._history, self._allocation, self._record)
-        self._history = adopt_checkpoints(self._folder, self._history, self._record)
-        for name in catalog.discard_uncommitted(self._folder.checkpoints):
+        self._adopt()
+        for name in catalog.discard_uncommitted(self._folder.checkpoints, self._history.known):
             _log.info("deleted %s, which was never committed", name)
         while True:
             decision = self._next_decision()
@@ -139,9 +139,14 @@ class _Supervisor:
         self._leave_if_replaced()
         self._read()
         # Rank 0 may have died between a commit and its record; the decision must know of that checkpoint.
-        self._history = adopt_checkpoints(self._folder, self._history, self._record)
+        self._adopt()
         self._record(classify(self._history, watched, workers.reports(), request.host))
 
+    @patiently
+    def _adopt(self) -> None:
+        self._history = adopt_checkpoints(self._folder, self._history, self._record)
+
+    @patiently
     def _leave_if_replaced(self) -> None:
         if is_replaced(self._folder, self._claim):
             raise RunBusyError(f"{self._folder.path}: a newer supervisor owns this run; claim {self._claim} leaves")

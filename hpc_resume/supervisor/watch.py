@@ -119,7 +119,7 @@ def watch(workers: Workers, metrics: Path, config: SupervisorConfig, around: Sur
             workers.signal(signal.SIGUSR1)
             workers.wait(_STACKS_S)
             workers.kill()
-            return Watched(exit_code=None, silent_s=silent)
+            return Watched(exit_code=None, asked=asked, silent_s=silent)
 
 
 def _grace_s(asked: Request, phase: str | None, config: SupervisorConfig, around: Surroundings) -> float:

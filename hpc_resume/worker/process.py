@@ -16,6 +16,7 @@ from hpc_resume.cluster.processes import boot_id, start_ticks, tie_to_parent
 from hpc_resume.cluster.torchrun import LAUNCHER
 from hpc_resume.errors import HpcResumeError
 from hpc_resume.journal.folder import RunFolder
+from hpc_resume.journal.writer import sync_file
 
 
 class RankProcess:
@@ -86,6 +87,7 @@ class RankProcess:
             "time": time.time(),
         }
         temporary.write_text(json.dumps({**identity, **content}), encoding="utf-8")
+        sync_file(temporary)
         temporary.replace(path)
 
 

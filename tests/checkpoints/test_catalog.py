@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import (
     MANIFEST,
     FileEntry,
     Manifest,
     checkpoint_name,
     digest_file,
+    discard,
     discard_uncommitted,
     find_damage,
     list_committed,
@@ -185,7 +187,7 @@ def test_a_manifest_of_no_text_at_all_is_refused(folder: Path) -> None:
 
 def test_a_manifest_that_is_not_there_is_refused(folder: Path) -> None:
     (folder / NAME / MANIFEST).unlink()
-    with pytest.raises(ValueError, match="its manifest can't be read: No such file or directory"):
+    with pytest.raises(ValueError, match="its manifest is missing"):
         read_manifest(folder, NAME)
 
 
@@ -311,3 +313,37 @@ def test_what_was_never_committed_is_deleted_and_its_number_is_not_used_again(fo
     assert list_committed(folder) == before
     assert next_save_number(folder) == 9
     assert discard_uncommitted(folder) == []
+
+
+def test_a_recorded_checkpoint_is_not_deleted_whatever_became_of_its_manifest(folder: Path) -> None:
+    name = list_committed(folder)[0]
+    (folder / name / MANIFEST).unlink()
+    assert discard_uncommitted(folder, known=[name]) == []
+    assert (folder / name).is_dir()
+
+
+def test_a_commit_between_the_look_and_the_deletion_is_given_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = list_committed(folder)[0]
+    # The first look comes too early, as if the manifest had been renamed into place a moment later.
+    monkeypatch.setattr(catalog, "is_committed", lambda _folder, _name: False)
+    assert not discard(folder, name)
+    assert name in list_committed(folder)
+
+
+def test_a_deletion_that_was_killed_is_finished_the_next_time(folder: Path) -> None:
+    torn = checkpoint_name(40, 8)
+    trash = folder / f".trash.{torn}"
+    trash.mkdir()
+    (trash / "shard.pt").write_bytes(b"x")
+    _torn(folder, torn)
+    assert discard_uncommitted(folder) == [torn]
+    assert list(trash.iterdir()) == []
+
+
+def test_a_manifest_that_cannot_be_read_is_an_error_and_no_damage(folder: Path) -> None:
+    name = list_committed(folder)[0]
+    _replace_by_folder(folder / name / MANIFEST)
+    with pytest.raises(IsADirectoryError):
+        read_manifest(folder, name)

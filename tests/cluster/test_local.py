@@ -27,6 +27,7 @@ if sys.orig_argv[1:4] == ["-m", "hpc_resume", "run"]:
     awaited, deadline = home / os.environ.get(f"AWAITED_BY_{index}", "."), time.monotonic() + 30
     while not awaited.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+    (home / f"given-up-seen-{index}").write_text(str((home / "cluster" / f"given-up-{index}").exists()))
     os._exit(2)
 """
 SUBMIT = """
@@ -37,6 +38,7 @@ from hpc_resume.journal.folder import SubmissionFolder
 folder, runs, cluster = sys.argv[1:]
 config = RunConfig(cluster=ClusterConfig(kind="local", **json.loads(cluster)))
 print(LocalCluster().submit(SubmissionFolder(pathlib.Path(folder)), json.loads(runs), config))
+pathlib.Path(folder, "submitted").touch()
 """
 SHARED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -89,8 +91,11 @@ def test_a_run_that_is_sent_again_does_not_count_as_given_up(tmp_path: Path) -> 
     folder.cluster.mkdir(parents=True)
     folder.run(0).given_up.touch()
     folder.run(1).given_up.touch()
-    submit(folder, 1, {}, CUDA_VISIBLE_DEVICES="")
-    assert [folder.run(index).given_up.exists() for index in (0, 1)] == [False, True]
+    submit(folder, 1, {}, CUDA_VISIBLE_DEVICES="", AWAITED_BY_0="submitted")
+    assert (folder.path / "given-up-seen-0").read_text() == "False"
+    assert folder.run(1).given_up.exists()
+    # A supervisor that left for good, with bad input as here, is not in the queue any more either.
+    assert folder.run(0).given_up.exists()
 
 
 def test_nothing_is_started_where_there_are_too_few_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,23 @@ def test_a_recorded_checkpoint_that_one_listing_lacks_is_not_given_up(told: Told
     assert [c.step for c in story.history.lineage] == [10, 20]
 
 
+def test_a_rollback_that_died_with_its_processes_does_not_hide_how_they_ended(told: Told) -> None:
+    story = told("10 20 reject")
+    assert story.last.action == "rollback"
+    story.record(story.ended("hang"))
+    assert story.history.pending is None
+    assert isinstance(story.history.undecided, ev.AttemptEnded)
+
+
+def test_a_cancel_keeps_the_suspects_of_an_incident_that_nobody_decided_on(told: Told) -> None:
+    story = told("10+ 20+ 30")
+    story.record(story.incident(25))
+    story.record(ev.CancelRequested(runs=(0,), operator=1))
+    decision = decide(story.policy, story.history, None)
+    story.record(ev.Decided(decision=decision))
+    assert [c.step for c in story.history.lineage] == [10, 20]
+
+
 def test_what_an_older_claim_commits_unseen_is_void(told: Told) -> None:
     story = told("10")
     story.claim()
