@@ -8,7 +8,6 @@ neither written nor read.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import FileEntry, Manifest
 from hpc_resume.errors import CheckpointError, DamagedError
-from hpc_resume.journal.writer import sync_folder
+from hpc_resume.journal.writer import sync_file, sync_folder
 
 
 class SaveError(CheckpointError):
@@ -135,7 +134,7 @@ class CheckpointStore:
             torch.save(rank_state, folder / _rank_file(self._rank))
             for path in sorted(folder.iterdir()):
                 if catalog.owned_by(path.name, self._rank):
-                    _sync_file(path)
+                    sync_file(path)
                     files[path.name] = catalog.digest_file(path)
 
         problem = _attempt(finish)
@@ -147,7 +146,7 @@ class CheckpointStore:
 
         def commit() -> None:
             temporary.write_text(manifest.to_json(), encoding="utf-8")
-            _sync_file(temporary)
+            sync_file(temporary)
             sync_folder(folder)
             before_commit()
             temporary.rename(folder / catalog.MANIFEST)
@@ -193,14 +192,6 @@ def _missing_files(manifest: Manifest) -> str | None:
 
 def _rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.pt"
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _attempt(action: Callable[[], object]) -> str | None:

@@ -33,7 +33,6 @@ class RankReport:
     message: str = ""
     place: str = ""
     by_user: bool = False
-    busy: bool = False
 
 
 class Workers(Protocol):

@@ -14,13 +14,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hpc_resume.cluster.base import EXIT_BUSY, EXIT_INPUT, EXIT_STOPPED
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
 from hpc_resume.cluster.local_shares import GPUS
 from hpc_resume.cluster.processes import tie_to_parent
+from hpc_resume.cluster.stop_signal import StopSignal
 from hpc_resume.errors import JournalError
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
 from hpc_resume.journal.reader import numbers, read_journal
@@ -77,7 +77,8 @@ class LocalQueue:
 
     def __call__(self) -> None:
         """Run every element until none is to be started again; end with the worst exit code."""
-        stopping = _StopFlag()
+        stop = StopSignal()
+        forwarded = 0
         for name, value in self.environment.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -87,11 +88,11 @@ class LocalQueue:
         running: list[_Element] = []
         worst = 0
         while waiting or running:
-            if stopping.requested:
+            if stop.requests > forwarded:
+                forwarded = stop.requests
                 waiting.clear()
                 for element in running:
                     _forward_stop(element)
-                stopping.requested = False
             due = [element for element in waiting if element.not_before <= time.monotonic()]
             for element in due[: self.parallelism - len(running)]:
                 waiting.remove(element)
@@ -106,7 +107,7 @@ class LocalQueue:
                 if code is None:
                     continue
                 running.remove(element)
-                if not stopping.heard and self._starts_again(element, code):
+                if not stop.requested and self._starts_again(element, code):
                     waiting.append(element)
                 else:
                     worst = max(worst, abs(code))
@@ -213,21 +214,6 @@ def _end_of_claim(history: History, after: int) -> ClaimEnded | None:
     opened = [c for c in history.claims if c.opened and c.request.claim > after]
     ended = opened[-1].ended if opened else None
     return ended if isinstance(ended, ClaimEnded) else None
-
-
-class _StopFlag:
-    """Heard a request to stop; submitit's own handlers are replaced, they would requeue or ignore it."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.heard = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        for number in (signal.SIGUSR2, signal.SIGCONT):
-            signal.signal(number, lambda _number, _frame: None)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = self.heard = True
 
 
 def _forward_stop(element: _Element) -> None:

@@ -92,7 +92,6 @@ class TorchrunWorkers:
                 message=data.get("message", ""),
                 place=data.get("place", ""),
                 by_user=data.get("by_user", False),
-                busy=data.get("busy", False),
             )
             for data in _read(self._folder, self._attempt)
         ]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Budget, Decision
 
-Health = Literal["candidate", "certified"]
 VOID = "void: committed after its claim was over"
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from hpc_resume.checkpoints import catalog
 from hpc_resume.cluster.base import EXIT_FAILED, EXIT_FINISHED, EXIT_REQUEUED, EXIT_STOPPED, Allocation
+from hpc_resume.cluster.stop_signal import StopSignal
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import RunBusyError
 from hpc_resume.journal.claims import is_replaced, open_claim
@@ -21,7 +22,7 @@ from hpc_resume.recovery.decide import Trigger
 from hpc_resume.recovery.history import apply
 from hpc_resume.supervisor.classify import classify
 from hpc_resume.supervisor.reconcile import adopt_checkpoints, end_lost_attempt, quarantine
-from hpc_resume.supervisor.watch import StopSignal, Surroundings, watch
+from hpc_resume.supervisor.watch import Surroundings, watch
 
 _log = logging.getLogger(__name__)
 _EXIT = {"finished": EXIT_FINISHED, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED, "stopped": EXIT_STOPPED}

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from hpc_resume.cluster.base import Workers
 from hpc_resume.config.schema import SupervisorConfig
@@ -21,21 +20,6 @@ _POLL_S = 1.0
 _BLIND_S = 600.0
 """How long the disk may be unreadable before the watch gives up."""
 _STACKS_S = 2.0
-
-
-class StopSignal:
-    """Hears that the supervisor is asked to end; submitit's own handlers are replaced."""
-
-    def __init__(self) -> None:
-        """Take SIGTERM and SIGINT; USR2 and CONT are for submitit, and mean nothing here."""
-        self.requested = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        for number in (signal.SIGUSR2, signal.SIGCONT):
-            signal.signal(number, lambda _number, _frame: None)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,7 +67,6 @@ class RankProcess:
                 "message": str(error),
                 "place": place,
                 "by_user": isinstance(error, HpcResumeError) and error.exit_code == 2,
-                "busy": isinstance(error, HpcResumeError) and error.exit_code == 3,
             }
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from supervisor.harness import wait_until
 from support.training import STEPS, Outcome, make_config, start, status
 
 from hpc_resume.checkpoints import catalog
@@ -20,21 +21,13 @@ from hpc_resume.recovery import events as ev
 pytestmark = pytest.mark.deepspeed
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 def submit_long(tmp_path: Path, **changes: object) -> tuple[Outcome, subprocess.Popen[str]]:
     """Submit a run that goes on until somebody ends it."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(make_config(tmp_path, training__steps=100_000, **changes)), encoding="utf-8")
     process = start("submit", str(path))
     outcome = Outcome(0, "", SubmissionFolder(tmp_path / "runs" / "test"))
-    wait_for(lambda: outcome.run.journal.exists() and bool(outcome.history.lineage))
+    wait_until(lambda: outcome.run.journal.exists() and bool(outcome.history.lineage), "a checkpoint", 120)
     return outcome, process
 
 
@@ -55,7 +48,11 @@ def test_ctrl_c_stops_cleanly_and_resubmit_goes_on_from_there(tmp_path: Path) ->
     again = start("resubmit", str(outcome.folder.path), "--detach", "--json")
     sent, _ = again.communicate(timeout=60)
     assert json.loads(sent)["runs"] == [0]
-    wait_for(lambda: len(outcome.history.attempts) == 2 and outcome.history.attempts[1].resumed is not None)
+    wait_until(
+        lambda: len(outcome.history.attempts) == 2 and outcome.history.attempts[1].resumed is not None,
+        "the second attempt",
+        120,
+    )
     resumed = outcome.history.attempts[1].resumed
     assert resumed is not None
     assert resumed.step == stop.step
@@ -73,7 +70,7 @@ def test_ctrl_c_stops_cleanly_and_resubmit_goes_on_from_there(tmp_path: Path) ->
 
     started = time.monotonic()
     start("cancel", str(outcome.folder.path)).communicate(timeout=60)
-    wait_for(lambda: status(outcome)[0]["state"] == "cancelled", 30)
+    wait_until(lambda: status(outcome)[0]["state"] == "cancelled", "the run is cancelled", 30)
     assert time.monotonic() - started < 30
     ended = outcome.history.claims[1].ended
     assert isinstance(ended, ev.ClaimEnded)
