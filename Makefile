@@ -7,9 +7,14 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 SOURCES := hpc_resume tests
 PYTEST := $(BIN)/python -m pytest
+# HPC_RESUME_TEST_APT=1: install what the tests on a real Slurm cluster need (as root), and fail where it is missing.
+ifdef HPC_RESUME_TEST_APT
+export HPC_RESUME_TEST_APT
+SLURM := slurm-packages
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check format clean
+.PHONY: help venv demo test test-slow slurm-packages check format clean
 
 help:  ## Say what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -25,11 +30,14 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 demo: $(STAMP)  ## Train a small model whose loss spikes on purpose, and see it recover.
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m hpc_resume submit configs/quickstart.yaml name=demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(STAMP)  ## Run the tests that a newcomer runs.
+test: $(STAMP) $(SLURM)  ## Run the tests that a newcomer runs.
 	$(PYTEST) -m 'not slow'
 
-test-slow: $(STAMP)  ## Run the tests that take minutes each.
+test-slow: $(STAMP) $(SLURM)  ## Run the tests that take minutes each.
 	$(PYTEST) -m slow
+
+slurm-packages:  ## Install Slurm with apt-get, as root, for the tests that start a cluster.
+	tests/slurm/install-packages
 
 check: $(STAMP)  ## Check format, lint, types, layers and links; change nothing.
 	$(BIN)/ruff format --check $(SOURCES)
