@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import signal
 import subprocess
@@ -10,17 +11,25 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from hpc_resume.cli.submission import create_submission, no_submission
+from hpc_resume.cli.submission import create_submission, no_submission, send
 from hpc_resume.cluster.base import EXIT_REQUEUED
-from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT, LocalAllocation
+from hpc_resume.cluster.choose import kind_here, make_allocation
+from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
 from hpc_resume.cluster.processes import tie_to_parent
+from hpc_resume.cluster.slurm_allocation import SlurmAllocation, is_started_again
 from hpc_resume.config import load_run
 from hpc_resume.config.check import check_before_submit
 from hpc_resume.config.load import dump_config, load_config
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.errors import ConfigError
+from hpc_resume.errors import ClusterError, ConfigError, JournalError, RunBusyError
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.journal.reader import read_journal
+from hpc_resume.recovery.events import Submitted
 from hpc_resume.supervisor import supervise
+
+_log = logging.getLogger(__name__)
+_MAX_RESTARTS = 5
+"""Starts in a row without an attempt after which a job is not put back into the queue."""
 
 
 def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, RunConfig]:
@@ -39,7 +48,7 @@ def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, R
     config = load_config(target, overrides)
     folder = SubmissionFolder(Path(config.runs_dir) / config.name)
     if not folder.path.exists():
-        check_before_submit(config)
+        check_before_submit(config, kind_here(config.cluster))
         try:
             create_submission(config)
         except ConfigError:
@@ -49,6 +58,10 @@ def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, R
     if not folder.config.exists():
         raise no_submission(folder.path)
     if folder.config.read_text(encoding="utf-8") != dump_config(config):
+        if is_started_again(os.environ):
+            # A person's edit must not end a run that Slurm has just started again; what it began with still counts.
+            _log.warning("%s has changed since this job was sent; going on with %s", target, folder.config)
+            return folder.run(index), load_run(folder.config, index)
         raise ConfigError(
             f"{folder.path} was made from another config than {target} now is (compare {folder.config}); "
             "choose another name (name=...), or take the changes back"
@@ -57,9 +70,54 @@ def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, R
 
 
 def run_here(folder: RunFolder, config: RunConfig) -> int:
-    """Supervise a run on this machine; without a queue above, a requeue starts a new supervisor at once."""
+    """Supervise a run in this Slurm job, or on this machine.
+
+    Raises:
+        ConfigError: the config asks for a Slurm job, and this is none, or one that does not fit.
+    """
+    allocation = make_allocation(config.cluster)
+    if isinstance(allocation, SlurmAllocation):
+        return _run_in_job(folder, config, allocation)
     if os.environ.get(JOB_ID):
-        return supervise(folder, config, LocalAllocation())
+        return supervise(folder, config, allocation)
+    return _run_without_queue(folder)
+
+
+def _run_in_job(folder: RunFolder, config: RunConfig, allocation: SlurmAllocation) -> int:
+    """Supervise in a Slurm job; whatever goes wrong with that, the job goes back to the queue, or another is sent."""
+    try:
+        return supervise(folder, config, allocation)
+    except (RunBusyError, ConfigError):
+        raise
+    except Exception as error:
+        # Slurm starts nothing again by itself that ended by itself.
+        if _is_fruitless(folder, allocation.restart_count):
+            _log.exception("given up: the last %d starts led to no attempt", _MAX_RESTARTS)
+            raise
+        _log.warning("putting the job back into the queue: %s", error)
+        try:
+            allocation.requeue()
+        except ClusterError as refused:
+            _log.warning("Slurm does not put this job back into its queue (%s); sending a new one", refused)
+            job_id = send(
+                folder.submission, config, "slurm", Submitted(runs=(folder.index,), cluster="slurm"), new=False
+            )
+            _log.info("sent run %d as job %s", folder.index, job_id)
+        return EXIT_REQUEUED
+
+
+def _is_fruitless(folder: RunFolder, restart_count: int) -> bool:
+    """Tell whether the last supervisors, this one among them, never got as far as an attempt."""
+    try:
+        history = read_journal(folder).history
+    except (JournalError, OSError):
+        return restart_count >= _MAX_RESTARTS
+    newest = history.attempts[-1].started.claim if history.attempts else 0
+    return sum(claim.request.claim > newest for claim in history.claims) >= _MAX_RESTARTS
+
+
+def _run_without_queue(folder: RunFolder) -> int:
+    """Supervise on this machine; without a queue above, a requeue starts a new supervisor at once."""
     command = [sys.executable, "-m", "hpc_resume", "run", str(folder.submission.path), "--index", str(folder.index)]
     restarts = 0
     stop = _Stop()

@@ -132,6 +132,8 @@ def after_sending(
         else:
             say(f"sent {len(runs)} run(s) to {place(kind)} as job {job_id}; folder {folder.path}")
             say(f"see `python -m hpc_resume status {folder.path}`")
+        if kind == "slurm":
+            _warn_of_new_jobs(job_id)
         return
     from hpc_resume.reporting.follow import follow
     from hpc_resume.reporting.report import make_reports
@@ -152,6 +154,16 @@ def after_sending(
         )
     if unfinished:
         raise SystemExit(2 if unusable == unfinished else 1)
+
+
+def _warn_of_new_jobs(job_id: str) -> None:
+    from hpc_resume.cluster.slurm import may_requeue
+
+    if not may_requeue(job_id):
+        sys.stderr.write(
+            f"this site does not let jobs be requeued (job {job_id} has Requeue=0 in spite of --requeue): "
+            "each restart will be a new job of the same run, and if the node of its supervisor is lost, `resubmit` it\n"
+        )
 
 
 def place(kind: str) -> str:

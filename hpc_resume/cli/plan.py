@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from hpc_resume.cli.output import in_words, place, say, write_json, write_table
 from hpc_resume.config.deepspeed_json import resolve_deepspeed
 from hpc_resume.config.schema import FaultConfig, RunConfig
 from hpc_resume.config.sweep import describe, expand
+from hpc_resume.journal.folder import SubmissionFolder
 
 _OF_A_RANK = ("rank_kill", "rank_hang", "nan", "exception")
 
@@ -20,7 +22,8 @@ def show_plan(config: RunConfig, kind: str, *, can_send: bool, as_json: bool) ->
     folder = Path(config.runs_dir) / config.name
     if as_json:
         plan = [_as_json(config, index, run) for index, run in enumerate(runs)]
-        write_json({"folder": str(folder), "exists": folder.exists(), "cluster": kind, "runs": plan})
+        script = {"script": _script(config)} if kind == "slurm" else {}
+        write_json({"folder": str(folder), "exists": folder.exists(), "cluster": kind, "runs": plan, **script})
         return
     say(f"would create {folder} and send {len(runs)} run(s) to {place(kind)}; nothing was created")
     if not can_send:
@@ -31,6 +34,16 @@ def show_plan(config: RunConfig, kind: str, *, can_send: bool, as_json: bool) ->
     write_table(head, [_row(config, index, run) for index, run in enumerate(runs)])
     for line in _faults(runs):
         say(line)
+    if kind == "slurm":
+        say("the batch script:")
+        sys.stdout.write(_script(config))
+
+
+def _script(config: RunConfig) -> str:
+    from hpc_resume.cluster.slurm import SlurmCluster
+
+    folder = SubmissionFolder(Path(config.runs_dir) / config.name)
+    return SlurmCluster().script(folder, list(range(len(expand(config)))), config)
 
 
 def _as_json(config: RunConfig, index: int, run: RunConfig) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from hpc_resume.cluster.liveness import JobBook
     from hpc_resume.journal.folder import RunFolder
     from hpc_resume.recovery.events import ClaimRequested
     from hpc_resume.reporting.summary import RunSummary
@@ -34,6 +35,7 @@ def resubmit(
     from hpc_resume.cli.choose_runs import parse_runs
     from hpc_resume.cli.submission import find_target, newest_command, send
     from hpc_resume.cluster.choose import cluster_kind
+    from hpc_resume.cluster.liveness import JobBook
     from hpc_resume.config.load import load_config
     from hpc_resume.recovery.events import ResubmitRequested
     from hpc_resume.reporting.summary import summarize_submission
@@ -43,7 +45,8 @@ def resubmit(
     chosen = parse_runs(runs, folder, only)
     # Read before the states are, so that a cancellation in between is not lifted unseen.
     lifts = newest_command(folder) if cancelled else None
-    silent = {run: owner for run in chosen if (owner := _silent_owner(folder.run(run))) is not None}
+    book = JobBook()
+    silent = {run: owner for run in chosen if (owner := _silent_owner(folder.run(run), book)) is not None}
     gone = silent if owner_is_gone else {}
     summaries = [s for s in summarize_submission(folder) if s.run in chosen]
     again = [s for s in summaries if _is_wanted(s, silent=s.run in silent, gone=s.run in gone, cancelled=cancelled)]
@@ -75,15 +78,15 @@ def _is_wanted(summary: RunSummary, *, silent: bool, gone: bool, cancelled: bool
     return summary.state in ("failed", "stopped", "lost") or (cancelled and summary.state == "cancelled")
 
 
-def _silent_owner(run: RunFolder) -> ClaimRequested | None:
+def _silent_owner(run: RunFolder, book: JobBook) -> ClaimRequested | None:
     """Return the newest supervisor that can't be asked from here, unless another one is alive."""
-    from hpc_resume.cluster.local_allocation import LocalAllocation
+    from hpc_resume.cluster.liveness import liveness
     from hpc_resume.journal.reader import read_journal
 
     found = None
     for claim in read_journal(run).history.claims:
         if claim.ended is None:
-            state = LocalAllocation().liveness(claim.request)
+            state = liveness(claim.request, book)
             if state == "alive":
                 return None
             if state == "unknown":

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hpc_resume.cluster.choose import make_cluster
+from hpc_resume.cluster.slurm_commands import SilentError
 from hpc_resume.config.load import dump_config, load_config
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.config.sweep import expand
@@ -135,14 +136,15 @@ def send(
 ) -> str:
     """Record the intent, hand the runs to the cluster, record the outcome; return the job's id.
 
-    If the cluster refuses a `new` submission, its folder is taken back: nothing half-made stays.
+    If the cluster refuses a `new` submission, its folder is taken back: nothing half-made stays. Where it is silent
+    there may be a job all the same, and then that needs its folder.
     """
     writer = record_operator(folder, intent)
     try:
         job_id = make_cluster(kind).submit(folder, list(intent.runs), config)
     except (ClusterError, ConfigError) as error:
         writer.record(ev.OperatorOutcome(ok=False, job_id="", message=str(error)))
-        if new:
+        if new and not isinstance(error, SilentError):
             shutil.rmtree(folder.path)
         raise
     writer.record(ev.OperatorOutcome(ok=True, job_id=job_id, message="submitted"))

@@ -21,7 +21,7 @@ def submit(
     from hpc_resume.cli import output
     from hpc_resume.cli.plan import show_plan
     from hpc_resume.cli.submission import create_submission, send
-    from hpc_resume.cluster.choose import cluster_kind, has_sbatch, wanted_kind
+    from hpc_resume.cluster.choose import cluster_kind, has_sbatch, make_cluster, wanted_kind
     from hpc_resume.config.check import check_before_submit
     from hpc_resume.config.load import load_config
     from hpc_resume.config.sweep import expand
@@ -30,10 +30,11 @@ def submit(
     loaded = load_config(config, overrides or [])
     # A plan can be looked at anywhere; only to send it the cluster must be there.
     kind = wanted_kind(loaded) if dry_run else cluster_kind(loaded)
-    check_before_submit(loaded)
+    check_before_submit(loaded, kind)
     if dry_run:
         show_plan(loaded, kind, can_send=kind != "slurm" or has_sbatch(), as_json=as_json)
         return
+    make_cluster(kind).check(loaded)
     folder = create_submission(loaded)
     runs = list(range(len(expand(loaded))))
     job_id = send(folder, loaded, kind, Submitted(runs=tuple(runs), cluster=kind), new=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+from hpc_resume.cluster.reports import RankReport
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.journal.claims import Liveness
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
@@ -22,17 +24,15 @@ EXIT_STOPPED = 143
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankReport:
-    """What a rank said of itself."""
+class Interruption:
+    """What the cluster is doing to a job, and why."""
 
-    rank: int
-    pid: int
-    state: str
-    time: float
-    error: str = ""
-    message: str = ""
-    place: str = ""
-    by_user: bool = False
+    cause: Literal["preempted", "deadline", "node", "cancelled"]
+    message: str
+    nodes: tuple[str, ...] = ()
+    """The nodes that were lost."""
+    final: bool = False
+    """Its processes are being killed already: nothing more can be saved."""
 
 
 class Workers(Protocol):
@@ -55,12 +55,19 @@ class Workers(Protocol):
         ...
 
     def reports(self) -> list[RankReport]:
-        """Return what the ranks said of themselves."""
+        """Return what the ranks said of themselves, the first to fail first."""
+        ...
+
+    def ran_out_of_memory(self) -> bool:
+        """Tell whether the cluster says that a rank was killed for the memory that it took."""
         ...
 
 
 class Allocation(Protocol):
     """The place that a supervisor runs in."""
+
+    nodes: tuple[str, ...]
+    """The nodes that belong to it."""
 
     def request(self, claim: int) -> ClaimRequested:
         """Return who this supervisor is."""
@@ -78,7 +85,7 @@ class Allocation(Protocol):
         """
         ...
 
-    def start(self, folder: RunFolder, attempt: int, claim: int, ranks: int) -> Workers:
+    def start(self, folder: RunFolder, attempt: int, claim: int, config: ClusterConfig) -> Workers:
         """Start the workers of an attempt, which belongs to this claim."""
         ...
 
@@ -86,8 +93,27 @@ class Allocation(Protocol):
         """Return how long this job may still run; None if there is no limit."""
         ...
 
-    def requeue(self) -> None:
-        """Have the same job started again once this supervisor is gone."""
+    def interruption(self, *, suspicious: bool = False) -> Interruption | None:
+        """Ask the cluster what it is doing to this job; None if nothing.
+
+        `suspicious` says that the workers ended, or fell silent, and nobody knows why: then the nodes are looked at.
+        """
+        ...
+
+    def why_lost(self, request: ClaimRequested, nodes: tuple[str, ...]) -> Interruption | None:
+        """Ask the cluster why another supervisor vanished, whose job had these nodes; None if it can't be known."""
+        ...
+
+    def can_avoid(self, node: str) -> bool:
+        """Tell whether the run could go on without this node."""
+        ...
+
+    def requeue(self, avoid: tuple[str, ...] = ()) -> None:
+        """Have the same job started again once this supervisor is gone, on other nodes than these.
+
+        Raises:
+            ClusterError: the cluster refuses.
+        """
         ...
 
 
@@ -96,14 +122,22 @@ class Cluster(Protocol):
 
     kind: str
 
+    def check(self, config: RunConfig) -> None:
+        """Find out whether these runs can be sent, before anything is written.
+
+        Raises:
+            ConfigError: they can't be.
+        """
+        ...
+
     def submit(self, folder: SubmissionFolder, runs: list[int], config: RunConfig) -> str:
         """Send runs as one array; return the job's id."""
         ...
 
-    def is_alive(self, job_id: str) -> bool:
-        """Tell whether a job may still start or go on with its runs."""
-        ...
+    def cancel(self, job_ids: list[str]) -> None:
+        """End the jobs of single runs, whose cancellation was recorded, for good.
 
-    def stop(self, job_id: str) -> None:
-        """Ask a job for a clean stop of all its runs."""
+        Raises:
+            ClusterError: the cluster did not answer.
+        """
         ...

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
-from hpc_resume.cluster.base import Cluster
+from hpc_resume.cluster.base import Allocation, Cluster
 from hpc_resume.cluster.local import LocalCluster
+from hpc_resume.cluster.local_allocation import LocalAllocation
+from hpc_resume.cluster.slurm import SlurmCluster
+from hpc_resume.cluster.slurm_allocation import SlurmAllocation, is_in_job
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import ConfigError
 
@@ -37,14 +42,26 @@ def cluster_kind(config: RunConfig) -> str:
 
 
 def make_cluster(kind: str) -> Cluster:
-    """Return the cluster of a kind.
+    """Return the cluster of a kind, `local` or `slurm`."""
+    return SlurmCluster() if kind == "slurm" else LocalCluster()
+
+
+def kind_here(config: ClusterConfig) -> str:
+    """Return the kind of place that this process is in: `slurm` in a Slurm job, unless the config says otherwise."""
+    return "slurm" if config.kind != "local" and is_in_job(os.environ) else "local"
+
+
+def make_allocation(config: ClusterConfig) -> Allocation:
+    """Return the place that this process runs in, of the kind that it is in.
 
     Raises:
-        ConfigError: this version can't submit there.
+        ConfigError: it should be in a Slurm job and is not, or the job does not fit.
     """
-    if kind == "local":
-        return LocalCluster()
-    raise ConfigError(
-        "this version submits to this machine only; use cluster.kind=local, "
-        "or wait for the version that submits to Slurm"
-    )
+    if kind_here(config) == "slurm":
+        return SlurmAllocation(config)
+    if config.kind == "slurm":
+        raise ConfigError(
+            "cluster.kind is slurm, but this is no Slurm job (SLURM_JOB_ID is not set); send it with `submit` or "
+            "`sbatch`, or use cluster.kind=local to train on this machine"
+        )
+    return LocalAllocation()

@@ -22,6 +22,9 @@ class LocalCluster:
 
     kind = "local"
 
+    def check(self, config: RunConfig) -> None:
+        """Do nothing: whatever the queue can't take it says when it starts."""
+
     def submit(self, folder: SubmissionFolder, runs: list[int], config: RunConfig) -> str:
         """Start a queue with these runs, in a session of its own, which outlives this terminal.
 
@@ -42,15 +45,18 @@ class LocalCluster:
             raise ClusterError(f"can't start the local queue of {folder.path}: {answer or 'it died without a word'}")
         return answer.removeprefix("job ")
 
-    def is_alive(self, job_id: str) -> bool:
-        """Tell whether a job's queue is still running on this machine."""
+    def live_runs(self, job_id: str, runs: tuple[int, ...]) -> set[int]:
+        """Return all runs of a queue that is still running on this machine."""
         pid, _, ticks = job_id.partition(":")
-        return is_running(int(pid), int(ticks))
+        return set(runs) if is_running(int(pid), int(ticks)) else set()
 
     def stop(self, job_id: str) -> None:
         """Ask a queue, and through it all of its runs, for a clean stop."""
         pid, _, ticks = job_id.partition(":")
         send_signal(int(pid), int(ticks), signal.SIGTERM)
+
+    def cancel(self, job_ids: list[str]) -> None:
+        """Do nothing: the supervisors see the record within a second, and a run that waits sees it when it starts."""
 
 
 def _make_queue(folder: SubmissionFolder, runs: list[int], config: RunConfig) -> LocalQueue:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
+
+
+def node_name() -> str:
+    """Return how the cluster calls this machine: Slurm's name for the node, else the host's own."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def boot_id() -> str:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
-from hpc_resume.cluster.base import RankReport
 from hpc_resume.cluster.local_shares import THREADS, threads_per_rank
-from hpc_resume.cluster.processes import boot_id, is_running, send_signal, tie_to_parent
+from hpc_resume.cluster.processes import boot_id, is_running, node_name, send_signal, tie_to_parent
+from hpc_resume.cluster.reports import RankReport, read_reports
 from hpc_resume.errors import ClusterError
 from hpc_resume.journal.folder import RunFolder
 
@@ -65,7 +61,7 @@ class TorchrunWorkers:
     def signal(self, number: signal.Signals) -> None:
         """Signal every rank; torchrun itself would kill them on the same signal."""
         for process in _processes(self._folder, self._attempt):
-            send_signal(process["pid"], process["start_ticks"], number)
+            send_signal(process.pid, process.start_ticks, number)
 
     def kill(self) -> None:
         """End torchrun and every rank, and wait until they are gone.
@@ -82,20 +78,11 @@ class TorchrunWorkers:
 
     def reports(self) -> list[RankReport]:
         """Return what the ranks said of themselves, the first to fail first."""
-        found = [
-            RankReport(
-                rank=data["rank"],
-                pid=data["pid"],
-                state=data["state"],
-                time=data["time"],
-                error=data.get("type", ""),
-                message=data.get("message", ""),
-                place=data.get("place", ""),
-                by_user=data.get("by_user", False),
-            )
-            for data in _read(self._folder, self._attempt)
-        ]
-        return sorted(found, key=lambda report: report.time)
+        return read_reports(self._folder, self._attempt)
+
+    def ran_out_of_memory(self) -> bool:
+        """Return False: nobody here says so."""
+        return False
 
 
 def end_processes(folder: RunFolder, attempt: int, limit_s: float = _END_LIMIT_S) -> None:
@@ -106,10 +93,10 @@ def end_processes(folder: RunFolder, attempt: int, limit_s: float = _END_LIMIT_S
     """
     processes = _processes(folder, attempt)
     for process in processes:
-        send_signal(process["pid"], process["start_ticks"], signal.SIGKILL)
+        send_signal(process.pid, process.start_ticks, signal.SIGKILL)
     deadline = time.monotonic() + limit_s
     # A killed rank can take a moment to leave the kernel; nothing new may start beside it.
-    while left := [p["pid"] for p in processes if is_running(p["pid"], p["start_ticks"])]:
+    while left := [p.pid for p in processes if is_running(p.pid, p.start_ticks)]:
         if time.monotonic() > deadline:
             raise _stuck(attempt, left, limit_s)
         time.sleep(0.01)
@@ -117,24 +104,12 @@ def end_processes(folder: RunFolder, attempt: int, limit_s: float = _END_LIMIT_S
 
 def _stuck(attempt: int, pids: list[int], waited_s: float) -> ClusterError:
     return ClusterError(
-        f"can't end process {', '.join(map(str, pids))} of attempt {attempt} on {socket.gethostname()}: killed "
+        f"can't end process {', '.join(map(str, pids))} of attempt {attempt} on {node_name()}: killed "
         f"{waited_s:.0f} s ago and still there, as when a disk or a GPU does not answer; nothing is started beside it, "
         "so see to that machine and then `resubmit`"
     )
 
 
-def _processes(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
-    here = boot_id()
-    return [data for data in _read(folder, attempt) if data["boot_id"] == here]
-
-
-def _read(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
-    reports: Path = folder.rank_report(attempt, 0).parent
-    found = []
-    for path in sorted(reports.glob("rank-*.json")):
-        try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue  # torn by a power loss; whoever wrote it is gone
-        found.append(data)
-    return found
+def _processes(folder: RunFolder, attempt: int) -> list[RankReport]:
+    here = (boot_id(), node_name())
+    return [report for report in read_reports(folder, attempt) if (report.boot_id, report.host) == here]

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from hpc_resume.config.data_files import check_data_suffices, find_data_files
 from hpc_resume.config.deepspeed_json import resolve_deepspeed
-from hpc_resume.config.schema import DataConfig, ModelConfig, RunConfig
+from hpc_resume.config.schema import DataConfig, FaultConfig, ModelConfig, RunConfig
 from hpc_resume.config.sweep import describe, expand
 from hpc_resume.config.values import show
 from hpc_resume.errors import ConfigError
 
 
-def check_before_submit(config: RunConfig) -> None:
-    """Check every run of a config: its data, its model's folders, its DeepSpeed settings.
+def check_before_submit(config: RunConfig, kind: str) -> None:
+    """Check every run of a config: its data, its model's folders, its DeepSpeed settings, its faults.
+
+    `kind` is where they go, `local` or `slurm`.
 
     Raises:
         ConfigError: in one line, for the first thing that would make a run fail at its start; of a sweep it names
@@ -24,6 +26,7 @@ def check_before_submit(config: RunConfig) -> None:
     for index, run in enumerate(expand(config)):
         try:
             _check_model(run.model)
+            _check_faults(run.faults, kind)
             resolve_deepspeed(run.training.deepspeed, run)
             if (run.data, run.global_batch_size) not in data_seen:
                 check_data_suffices(find_data_files(run.data), run.data, run.global_batch_size)
@@ -31,6 +34,15 @@ def check_before_submit(config: RunConfig) -> None:
         except ConfigError as error:
             swept = ", ".join(f"{key}={show(value)}" for key, value in describe(config, index).items())
             raise ConfigError(f"{error} (in the run of the sweep with {swept})" if swept else str(error)) from error
+
+
+def _check_faults(faults: tuple[FaultConfig, ...], kind: str) -> None:
+    for index, fault in enumerate(faults):
+        if kind == "slurm" and fault.kind == "node_lost":
+            raise ConfigError(
+                f"faults[{index}].kind is node_lost, which kills the supervisor; in Slurm that ends the job for good, "
+                "so that nothing would go on: use rank_kill there, or cluster.kind=local"
+            )
 
 
 def _check_model(model: ModelConfig) -> None:

@@ -6,16 +6,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.config.values import require_positive
 from hpc_resume.monitor.settings import MonitorSettings
 from hpc_resume.recovery.policy import Policy
 
 FaultKind = Literal["spike", "rank_kill", "rank_hang", "nan", "save_fails", "node_lost", "exception"]
-
-
-def _positive(section: str, values: dict[str, float | None]) -> None:
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"{section}.{name} is {value}; it must be above 0")
 
 
 PathMark = Literal["always", "or_name", "contents"]
@@ -27,49 +23,6 @@ def path_field(default: Any = None, mark: PathMark = "always") -> Any:
     `or_name` may also be the name of something on the hub; `contents` is replaced by what the JSON file holds.
     """
     return field(default=default, metadata={"path": mark})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterConfig:
-    """Where the runs go."""
-
-    kind: Literal["auto", "local", "slurm"] = "auto"
-    """`slurm`, `local` (this machine), or `auto`: Slurm where `sbatch` is, else this machine."""
-
-    ranks_per_node: int = 1
-    """Training processes on each node; one per GPU."""
-
-    nodes: int = 1
-    """Nodes of each run."""
-
-    parallelism: int | None = None
-    """Runs of a sweep that may run at the same time; null leaves it to Slurm, and means 1 on this machine."""
-
-    walltime_min: int | None = None
-    """Time limit of the job; the run saves and requeues before it."""
-
-    partition: str | None = None
-    """Slurm partition."""
-
-    account: str | None = None
-    """Slurm account."""
-
-    sbatch: dict[str, Any] = field(default_factory=dict)
-    """Any other `sbatch` options, by their long names."""
-
-    def __post_init__(self) -> None:
-        """Refuse what can't mean anything."""
-        _positive(
-            "cluster",
-            {
-                "ranks_per_node": self.ranks_per_node,
-                "nodes": self.nodes,
-                "parallelism": self.parallelism,
-                "walltime_min": self.walltime_min,
-            },
-        )
-        if self.kind == "local" and self.nodes != 1:
-            raise ValueError(f"cluster.nodes is {self.nodes}; with cluster.kind=local it can only be 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +76,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
-        _positive("data", {"sequence_tokens": self.sequence_tokens, "max_samples": self.max_samples})
+        require_positive("data", {"sequence_tokens": self.sequence_tokens, "max_samples": self.max_samples})
         if self.loader_workers < 0:
             raise ValueError(f"data.loader_workers is {self.loader_workers}; it must be 0 or more")
 
@@ -176,7 +129,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
-        _positive(
+        require_positive(
             "training",
             {
                 "steps": self.steps,
@@ -213,7 +166,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
-        _positive("checkpoints", {"interval_steps": self.interval_steps})
+        require_positive("checkpoints", {"interval_steps": self.interval_steps})
         if self.certify_after_steps < 0:
             raise ValueError(f"checkpoints.certify_after_steps is {self.certify_after_steps}; it must be 0 or more")
 
@@ -242,7 +195,7 @@ class SupervisorConfig:
 
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
-        _positive("supervisor", {name: getattr(self, name) for name in self.__slots__})
+        require_positive("supervisor", {name: getattr(self, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,7 +203,7 @@ class FaultConfig:
     """One injected fault, for tests and drills."""
 
     kind: FaultKind = "spike"
-    """What goes wrong."""
+    """What goes wrong; `node_lost` only on this machine, as it would end a Slurm job for good."""
 
     step: int = 1
     """At which optimizer step."""
@@ -269,7 +222,7 @@ class FaultConfig:
 
     def __post_init__(self) -> None:
         """Refuse what can't mean anything."""
-        _positive(
+        require_positive(
             "faults",
             {
                 "step": self.step,
@@ -331,6 +284,14 @@ class RunConfig:
             raise ValueError(
                 f"name is {self.name!r}; it must be one folder name of letters, digits, '.', '_' and '-', "
                 "and not start with '.' or '-'"
+            )
+        if (
+            self.cluster.walltime_min is not None
+            and self.cluster.walltime_min * 60 <= self.supervisor.deadline_margin_s
+        ):
+            raise ValueError(
+                f"supervisor.deadline_margin_s is {self.supervisor.deadline_margin_s}; it must be less than the job's "
+                f"time, cluster.walltime_min ({self.cluster.walltime_min}), or every job would leave at its start"
             )
         for index, fault in enumerate(self.faults):
             if fault.rank >= self.world_size:

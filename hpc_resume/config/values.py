@@ -123,3 +123,15 @@ def _converted_number(kind: type[int] | type[float], value: Any) -> Any:
         return number if math.isfinite(number) else _MISFIT
     except (ValueError, OverflowError):
         return _MISFIT
+
+
+def require_positive(section: str, values: dict[str, float | None]) -> None:
+    """Refuse what is not above 0; None is not set.
+
+    Raises:
+        ValueError: for the first of them.
+
+    """
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{section}.{name} is {value}; it must be above 0")

@@ -70,6 +70,8 @@ def _ended(policy: Policy, history: History, event: ev.AttemptEnded) -> Decision
                 perturb=perturb,
                 spend=("node", policy.node_budget),
             )
+        case "port":
+            return _go_on(history, "port taken", event.message, action="launch", spend=("idle", policy.idle_budget))
         case "decided":
             raise ValueError("the workers left because of a decision: carry that one out instead")
         case "crash" | "hang" | "out_of_memory":
@@ -77,15 +79,32 @@ def _ended(policy: Policy, history: History, event: ev.AttemptEnded) -> Decision
 
 
 def _crashed(policy: Policy, history: History, event: ev.AttemptEnded) -> Decision:
-    if len(history.crashes) > 1 and event.cause != "hang" and history.crashes[-1] == history.crashes[-2]:
+    avoid: tuple[str, ...] = ()
+    if event.cause != "hang" and _is_repeated(history):
         if event.cause == "out_of_memory":
             reason = f"out of memory twice at the same place: {event.message}; use smaller micro batches or more ranks"
             return _stop(history, "out of memory", reason, "failed")
-        step = history.crashes[-1][2]
-        reason = f"the same failure twice since the checkpoint at step {step}: {event.message}"
-        return _stop(history, "same crash twice", reason, "failed")
+        (_, node, _), (_, other, step) = history.crashes[-2:]
+        if node != other or not event.avoidable:
+            where = f"on {node} and on {other}" if node != other else "and no other node can be had"
+            reason = f"the same failure twice since the checkpoint at step {step}, {where}: {event.message}"
+            return _stop(history, "same crash twice", reason, "failed")
+        avoid = (node,)
     rule = {"crash": "crash", "hang": "hang", "out_of_memory": "out of memory"}[event.cause]
-    return _go_on(history, rule, event.message, action="requeue", spend=("crash", policy.crash_budget))
+    return _go_on(
+        history,
+        "same crash, other node" if avoid else rule,
+        event.message,
+        action="requeue",
+        spend=("crash", policy.crash_budget),
+        avoid=avoid,
+    )
+
+
+def _is_repeated(history: History) -> bool:
+    """Tell whether the last two crashes were the same, with no new checkpoint between them."""
+    last = [(fingerprint, step) for fingerprint, _, step in history.crashes[-2:]]
+    return len(last) == 2 and last[0] == last[1]
 
 
 def _loss(policy: Policy, history: History, event: ev.LossIncident) -> Decision:
@@ -140,6 +159,7 @@ def _go_on(
     action: Action,
     perturb: bool = False,
     spend: tuple[Budget, int] | None = None,
+    avoid: tuple[str, ...] = (),
 ) -> Decision:
     """Go on from the newest committed checkpoint of the current branch, within the budget if one is named."""
     newest = history.lineage[-1] if history.lineage else None
@@ -150,7 +170,17 @@ def _go_on(
         used = 1 if progress else history.used.get(budget, 0) + 1
         if used > allowed:
             return _spent(history, budget, allowed, reason)
-    return _resume(history, newest, rule=rule, reason=reason, action=action, perturb=perturb, budget=budget, used=used)
+    return _resume(
+        history,
+        newest,
+        rule=rule,
+        reason=reason,
+        action=action,
+        perturb=perturb,
+        budget=budget,
+        used=used,
+        avoid=avoid,
+    )
 
 
 def _resume(
@@ -163,6 +193,7 @@ def _resume(
     perturb: bool,
     budget: Budget | None,
     used: int,
+    avoid: tuple[str, ...] = (),
 ) -> Decision:
     if checkpoint is None and history.rejected:
         text = f"{', '.join(history.rejected)} can't be loaded, and nothing else was saved that is old enough; {reason}"
@@ -176,6 +207,7 @@ def _resume(
         branch=history.branch + (1 if perturb or leaves_steps_behind else 0),
         perturb=perturb,
         lr_factor=history.lr_factor,
+        avoid_nodes=avoid,
     )
     return Decision(
         number=history.next_decision, action=action, rule=rule, reason=reason, plan=plan, budget=budget, used=used

@@ -22,6 +22,9 @@ RULES: dict[str, str] = {
     "progress; the samples that are left get a new order.",
     "crash": "Start again from the newest checkpoint; the same samples in the same order.",
     "same crash twice": "The same failure twice with no new checkpoint between: stop, it will happen again.",
+    "same crash, other node": "The same failure twice with no new checkpoint between, on the same node, where others "
+    "can be had: once more, without that node.",
+    "port taken": "The ranks could not meet where they were told to: at once again, at another port.",
     "hang": "Kill the silent ranks and start again from the newest checkpoint, same order.",
     "node lost": "Start again from the newest checkpoint; a new order if `perturb_on` names `node`.",
     "out of memory": "Once more to confirm, then stop.",

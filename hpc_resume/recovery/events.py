@@ -22,6 +22,7 @@ Cause = Literal[
     "hang",  # no sign of life for too long
     "node",  # the processes vanished together with their supervisor
     "out_of_memory",
+    "port",  # another program had taken the port where the ranks were to meet
     "input",  # the user's settings or data cannot be used; trying again is pointless
     "cancelled",
 ]
@@ -100,6 +101,7 @@ class AttemptStarted:
     claim: int
     data_seed: int
     host: str
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +114,9 @@ class AttemptEnded:
     fingerprint: str = ""
     rank: int | None = None
     node: str = ""
+    """Where the rank was that failed first, or the node that was lost."""
+    avoidable: bool = False
+    """Whether the run could go on without that node."""
     found_later: bool = False
 
 
@@ -120,6 +125,14 @@ class StopRequested:
     """Somebody asked the supervisor for a clean stop while no workers were running."""
 
     claim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobCancelled:
+    """A person cancelled the supervisor's job with the cluster's own means; that ends the run for good."""
+
+    claim: int
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,6 +355,7 @@ Event = (
     | AttemptStarted
     | AttemptEnded
     | StopRequested
+    | JobCancelled
     | WorkersReady
     | Resumed
     | LossIncident

@@ -81,9 +81,11 @@ class History:
     finished: ev.RunFinished | None = None
     disagreements: tuple[str, ...] = ()
     cancelled_by: int | None = None
-    """The command that cancelled the run, unless that was lifted."""
+    """The command that cancelled the run, unless that was lifted; 0 is a cancellation in Slurm itself."""
     binding_after: int = 0
     """What was decided up to here was lifted by a resubmission."""
+    lifted_after: int = -1
+    """A cancellation in Slurm before any later decision than this was lifted by a resubmission."""
     crashes: tuple[tuple[str, str, int], ...] = ()
     """Fingerprint and node of each crash since a person last sent the run, and the step of the newest checkpoint."""
 
@@ -200,15 +202,24 @@ def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: 
             return replace(history, disagreements=(*history.disagreements, event.message))
         case ev.CancelRequested():
             return replace(history, cancelled_by=event.operator) if run in event.runs else history
+        case ev.JobCancelled():
+            # As if it were older than every command: whoever lifts any cancellation lifts this one. Nothing orders
+            # commands and supervisors but the decisions that they knew of.
+            known = history.decisions[-1].number if history.decisions else 0
+            return (
+                history if known <= history.lifted_after else replace(history, cancelled_by=history.cancelled_by or 0)
+            )
         case ev.ResubmitRequested():
             if run not in event.runs:
                 return history
             after = event.after.get(str(run), 0)
             history = replace(history, binding_after=max(history.binding_after, after))
             # A cancellation that the command had not seen stays in force.
-            if event.lifts is not None and history.cancelled_by is not None and history.cancelled_by <= event.lifts:
+            if event.lifts is None:
+                return history
+            if history.cancelled_by is not None and history.cancelled_by <= event.lifts:
                 history = replace(history, cancelled_by=None)
-            return history
+            return replace(history, lifted_after=max(history.lifted_after, after))
         case ev.Submitted() | ev.StopRequested() | ev.OperatorOutcome() | ev.Unknown():
             return history
 

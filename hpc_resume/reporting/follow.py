@@ -14,8 +14,9 @@ from hpc_resume.config.schema import RunConfig
 from hpc_resume.config.sweep import describe, expand
 from hpc_resume.journal.folder import SubmissionFolder
 from hpc_resume.journal.reader import Journal, read_journal, read_operator
+from hpc_resume.reporting.jobs import Jobs
 from hpc_resume.reporting.sentences import sentence
-from hpc_resume.reporting.summary import ENDED, RunSummary, live_jobs, summarize
+from hpc_resume.reporting.summary import ENDED, RunSummary, summarize
 
 _POLL_S = 1.0
 
@@ -32,12 +33,11 @@ def follow(
     with console.status("starting", spinner="dots") as line:
         while True:
             try:
-                live = live_jobs(folder)
+                jobs = Jobs(folder)
                 summaries = []
                 for index in runs:
                     run, journal = folder.run(index), read_journal(folder.run(index))
-                    history = journal.history
-                    summary = summarize(run, configs[index], journal, history, live=index in live)
+                    summary = summarize(run, configs[index], journal, jobs)
                     summaries.append(replace(summary, changes=describe(config, index)))
                     for seconds, text in _news(journal, printed, since):
                         who = f"run {index}: " if len(runs) > 1 else ""

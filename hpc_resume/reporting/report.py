@@ -13,8 +13,9 @@ from hpc_resume.journal.reader import Journal, read_journal
 from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
 from hpc_resume.reporting.curve import Curve, split_curves
+from hpc_resume.reporting.jobs import Jobs
 from hpc_resume.reporting.sentences import sentence, step_of
-from hpc_resume.reporting.summary import RunSummary, live_jobs, summarize
+from hpc_resume.reporting.summary import RunSummary, summarize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,18 +46,18 @@ class Report:
 
 def make_reports(folder: SubmissionFolder, only: int | None = None) -> list[Report]:
     """Make the reports of a submission's runs, or of the `only` one that is meant, and write their pages."""
-    live = live_jobs(folder)
-    return [make_report(run, live=run.index in live) for run in folder.runs() if only is None or run.index == only]
+    jobs = Jobs(folder)
+    return [make_report(run, jobs) for run in folder.runs() if only is None or run.index == only]
 
 
-def make_report(folder: RunFolder, *, live: bool) -> Report:
+def make_report(folder: RunFolder, jobs: Jobs) -> Report:
     """Make the report of a run and write its page."""
     from hpc_resume.reporting.page import write_page
 
     config = load_run(folder.submission.config, folder.index)
     journal = read_journal(folder)
     history = journal.history
-    summary = summarize(folder, config, journal, history, live=live)
+    summary = summarize(folder, config, journal, jobs)
     curves = split_curves(
         [(a.started.attempt, read_rows(folder.metrics(a.started.attempt))) for a in history.attempts], history
     )

@@ -18,8 +18,11 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
         case ev.ClaimEnded():
             # Any other end was decided, and the decision has said so.
             return "back to the queue" if event.outcome == "requeued" else None
+        case ev.JobCancelled():
+            return event.message
         case ev.AttemptStarted():
-            return f"attempt {event.attempt} starts on {event.host}, data seed {event.data_seed}"
+            where = ", ".join(event.nodes) or event.host
+            return f"attempt {event.attempt} starts on {where}, data seed {event.data_seed}"
         case ev.AttemptEnded():
             if event.cause in ("decided", "finished"):
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpc_resume.checkpoints import catalog
-from hpc_resume.cluster.base import Allocation
+from hpc_resume.cluster.base import Allocation, Interruption
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
@@ -45,10 +45,11 @@ def end_lost_attempt(folder: RunFolder, history: History, allocation: Allocation
     attempt = history.attempts[-1]
     number = attempt.started.attempt
     allocation.end_leftovers(folder, number)
-    cause, message = _lost_cause(history)
-    return record(
-        ev.AttemptEnded(attempt=number, cause=cause, message=message, node=attempt.started.host, found_later=True)
-    )
+    claim = next(c.request for c in history.claims if c.request.claim == attempt.started.claim)
+    done = allocation.why_lost(claim, attempt.started.nodes)
+    cause, message = _lost_cause(history, done)
+    node = ", ".join(done.nodes) if done is not None and done.nodes else attempt.started.host
+    return record(ev.AttemptEnded(attempt=number, cause=cause, message=message, node=node, found_later=True))
 
 
 def quarantine(folder: RunFolder, history: History, record: Record) -> History:
@@ -59,7 +60,7 @@ def quarantine(folder: RunFolder, history: History, record: Record) -> History:
     return history
 
 
-def _lost_cause(history: History) -> tuple[ev.Cause, str]:
+def _lost_cause(history: History, done: Interruption | None) -> tuple[ev.Cause, str]:
     attempt = history.attempts[-1]
     if history.finished is not None:
         return "finished", f"finished at step {history.finished.step}"
@@ -68,4 +69,6 @@ def _lost_cause(history: History) -> tuple[ev.Cause, str]:
         return "decided", pending.reason
     if attempt.stop is not None:
         return "preempted", f"left at step {attempt.stop.step}"
+    if done is not None:
+        return done.cause, done.message
     return "node", f"supervisor and workers on {attempt.started.host} vanished without a word"

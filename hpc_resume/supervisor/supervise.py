@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Literal
 
 from hpc_resume.checkpoints import catalog
-from hpc_resume.cluster.base import EXIT_FAILED, EXIT_FINISHED, EXIT_REQUEUED, EXIT_STOPPED, Allocation
+from hpc_resume.cluster.base import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_REQUEUED,
+    EXIT_STOPPED,
+    Allocation,
+    Interruption,
+)
 from hpc_resume.cluster.stop_signal import StopSignal
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.errors import RunBusyError
+from hpc_resume.errors import ClusterError, RunBusyError
 from hpc_resume.journal.claims import is_replaced, open_claim
 from hpc_resume.journal.folder import RunFolder, refuse_shared
 from hpc_resume.journal.order import data_seed, segments_in_force
@@ -20,7 +28,7 @@ from hpc_resume.recovery import Decision, History, decide, fold
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decide import Trigger
 from hpc_resume.recovery.history import apply
-from hpc_resume.supervisor.classify import classify
+from hpc_resume.supervisor.classify import classify, is_explained
 from hpc_resume.supervisor.reconcile import adopt_checkpoints, end_lost_attempt, quarantine
 from hpc_resume.supervisor.watch import Surroundings, watch
 
@@ -43,7 +51,7 @@ def supervise(folder: RunFolder, config: RunConfig, allocation: Allocation) -> i
     )
     try:
         return _Supervisor(folder, config, allocation, stop, claim, writer).run()
-    except RunBusyError:
+    except (RunBusyError, ClusterError):
         raise
     except Exception:
         # Not a decision: without the end of its claim in the journal, whoever started us starts the next one.
@@ -84,8 +92,13 @@ class _Supervisor:
         while True:
             decision = self._next_decision()
             if decision.action != "stop" and self._stop.requested:
-                self._record(ev.StopRequested(claim=self._claim))
-                decision = self._decide(ev.StopRequested(claim=self._claim))
+                done = self._why_to_end()
+                if done is not None and done.cause != "cancelled":
+                    return self._requeue(done.message)
+                event = None if done is not None else ev.StopRequested(claim=self._claim)
+                if event is not None:
+                    self._record(event)
+                decision = self._decide(event)
             _log.info("%s: %s (%s)", decision.action, decision.rule, decision.reason)
             if decision.action == "stop":
                 assert decision.outcome is not None  # held by Decision
@@ -93,10 +106,15 @@ class _Supervisor:
                 return _EXIT[decision.outcome]
             # A claim that has launched nothing yet is the one that the run was requeued for.
             if decision.action == "requeue" and self._launched:
-                self._end("requeued", f"{decision.rule}: {decision.reason}")
-                self._allocation.requeue()
-                return EXIT_REQUEUED
+                avoid = decision.plan.avoid_nodes if decision.plan is not None else ()
+                return self._requeue(f"{decision.rule}: {decision.reason}", avoid)
             self._attempt()
+
+    def _requeue(self, message: str, avoid: tuple[str, ...] = ()) -> int:
+        self._end("requeued", message)
+        self._leave_if_replaced()
+        self._allocation.requeue(avoid)
+        return EXIT_REQUEUED
 
     def _next_decision(self) -> Decision:
         history = self._history
@@ -124,11 +142,16 @@ class _Supervisor:
         number = max([self._history.next_attempt, *(n + 1 for n in numbers(self._folder.journal, "attempt"))])
         request = self._allocation.request(self._claim)
         seed = data_seed(self._config.seed, segments_in_force(self._history))
-        self._record(ev.AttemptStarted(attempt=number, claim=self._claim, data_seed=seed, host=request.host))
+        nodes = self._allocation.nodes
+        self._record(
+            ev.AttemptStarted(attempt=number, claim=self._claim, data_seed=seed, host=request.host, nodes=nodes)
+        )
         self._launched = True
-        workers = self._allocation.start(self._folder, number, self._claim, self._config.cluster.ranks_per_node)
+        workers = self._allocation.start(self._folder, number, self._claim, self._config.cluster)
         around = Surroundings(
-            stop_requested=lambda: self._stop.requested,
+            stops=lambda: self._stop.requests,
+            requeue_wished=lambda: self._stop.requeue_wished,
+            interruption=lambda: self._note(self._allocation.interruption()),
             cancelled=lambda: read_cancelled(self._folder),
             replaced=lambda: is_replaced(self._folder, self._claim),
             seconds_left=self._allocation.seconds_left,
@@ -141,7 +164,38 @@ class _Supervisor:
         self._read()
         # Rank 0 may have died between a commit and its record; the decision must know of that checkpoint.
         self._adopt()
-        self._record(classify(self._history, watched, workers.reports(), request.host))
+        self._note(watched.interruption)
+        if watched.interruption is None:
+            suspicious = not is_explained(self._history, watched)
+            memory = workers.ran_out_of_memory()
+            watched = replace(watched, interruption=self._ask(suspicious=suspicious), out_of_memory=memory)
+        ended = classify(self._history, watched, workers.reports(), request.host)
+        if ended.cause == "crash":
+            ended = replace(ended, avoidable=self._allocation.can_avoid(ended.node))
+        self._record(ended)
+
+    def _ask(self, *, suspicious: bool) -> Interruption | None:
+        try:
+            found = self._allocation.interruption(suspicious=suspicious)
+        except ClusterError as error:
+            _log.warning("can't ask what the cluster is doing to this job: %s", error)
+            return None
+        return self._note(found)
+
+    def _why_to_end(self) -> Interruption | None:
+        """Find out who wants this process to end; None for a person."""
+        try:
+            return self._note(self._allocation.interruption())
+        except ClusterError as error:
+            # A stop that may be the cluster's must not become one that stays.
+            _log.warning("asked to end, and can't ask why: %s", error)
+            return Interruption(cause="preempted", message="asked to end, and nobody could say by whom")
+
+    def _note(self, found: Interruption | None) -> Interruption | None:
+        """Record a cancellation at once: it must outlive whatever else ends this job."""
+        if found is not None and found.cause == "cancelled" and not self._history.cancelled:
+            self._record(ev.JobCancelled(claim=self._claim, message=found.message))
+        return found
 
     @patiently
     def _adopt(self) -> None:

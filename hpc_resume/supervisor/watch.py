@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_resume.cluster.base import Workers
+from hpc_resume.cluster.base import Interruption, Workers
 from hpc_resume.config.schema import SupervisorConfig
-from hpc_resume.errors import JournalError
+from hpc_resume.errors import ClusterError, JournalError
 from hpc_resume.journal.metrics import Heartbeat, read_heartbeat
 from hpc_resume.supervisor.classify import Request, Watched
 
@@ -20,13 +20,22 @@ _POLL_S = 1.0
 _BLIND_S = 600.0
 """How long the disk may be unreadable before the watch gives up."""
 _STACKS_S = 2.0
+_FROZEN_S = 30.0
+"""A poll that took this long was none: this process was suspended, and the workers with it."""
+_LAST_S = 20.0
+"""What is kept of the job's time to put it back into the queue."""
+_EARLY_S = 90.0
+"""How much earlier than asked for Slurm may say that the time is nearly over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
     """What the watch asks about, besides the workers."""
 
-    stop_requested: Callable[[], bool]
+    stops: Callable[[], int]
+    """How often this process was asked to end."""
+    requeue_wished: Callable[[], bool]
+    interruption: Callable[[], Interruption | None]
     cancelled: Callable[[], bool]
     replaced: Callable[[], bool]
     seconds_left: Callable[[], float | None]
@@ -44,6 +53,10 @@ class Silence:
         self._usual_step_s: float | None = None
         self.phase: str | None = None
         """What the workers announced last."""
+
+    def start_again(self) -> None:
+        """Forget how long it has been."""
+        self._since = time.monotonic()
 
     def too_long(self) -> float | None:
         """Return the seconds of a silence that can only be a hang, else None."""
@@ -70,11 +83,15 @@ def watch(workers: Workers, metrics: Path, config: SupervisorConfig, around: Sur
     silence = Silence(metrics, config)
     asked: Request | None = None
     asked_at = 0.0
-    seen_at = time.monotonic()
+    stops = 0
+    seen_at = polled_at = time.monotonic()
     while True:
         code = workers.wait(_POLL_S)
         if code is not None:
             return Watched(exit_code=code, asked=asked)
+        polled_at, before = time.monotonic(), polled_at
+        if polled_at - before > _FROZEN_S:
+            silence.start_again()
         try:
             over = around.cancelled() or around.replaced()
             silent = silence.too_long()
@@ -88,9 +105,15 @@ def watch(workers: Workers, metrics: Path, config: SupervisorConfig, around: Sur
         if over:
             workers.kill()
             return Watched(exit_code=None, asked="cancelled")
-        if asked is None and (asked := _request(config, around)) is not None:
-            _log.info("asking the workers to leave: %s", asked)
-            asked_at = time.monotonic()
+        if around.stops() > stops:
+            stops = around.stops()
+            request, interruption = _on_stop(around)
+            if interruption is not None and interruption.final:
+                _log.info("%s; ending the workers", interruption.message)
+                workers.kill()
+                return Watched(exit_code=None, interruption=interruption)
+            asked, asked_at = _first(asked, request, asked_at)
+        asked, asked_at = _first(asked, _request(config, around), asked_at)
         if asked is not None:
             # Again each time: a rank that is just starting can't hear yet, and hearing twice does no harm.
             workers.signal(signal.SIGTERM)
@@ -106,16 +129,40 @@ def watch(workers: Workers, metrics: Path, config: SupervisorConfig, around: Sur
             return Watched(exit_code=None, asked=asked, silent_s=silent)
 
 
+def _first(asked: Request | None, request: Request | None, asked_at: float) -> tuple[Request | None, float]:
+    """Keep the first reason for which the workers are asked to leave, and when that was."""
+    if asked is not None or request is None:
+        return asked, asked_at
+    _log.info("asking the workers to leave: %s", request)
+    return request, time.monotonic()
+
+
+def _on_stop(around: Surroundings) -> tuple[Request, Interruption | None]:
+    """Find out who wants this process to end: the cluster, or a person."""
+    try:
+        found = around.interruption()
+    except ClusterError as error:
+        # A stop that may be the cluster's must not become one that stays.
+        _log.warning("asked to end, and can't ask why: %s", error)
+        return "preempted", None
+    if found is None:
+        return "terminated", None
+    return ("deadline" if found.cause == "deadline" else "preempted"), found
+
+
 def _grace_s(asked: Request, phase: str | None, config: SupervisorConfig, around: Surroundings) -> float:
     """Return how long workers that were asked to leave may take: a save that has begun is worth waiting for."""
     left = around.seconds_left()
     if asked == "deadline" and left is not None:
-        return float("inf") if left > _POLL_S else 0.0
+        return float("inf") if left > min(_LAST_S, config.deadline_margin_s / 4) else 0.0
     return max(config.stop_grace_s, config.phase_limit_s) if phase == "save" else config.stop_grace_s
 
 
 def _request(config: SupervisorConfig, around: Surroundings) -> Request | None:
-    if around.stop_requested():
-        return "terminated"
     left = around.seconds_left()
-    return "deadline" if left is not None and left < config.deadline_margin_s else None
+    if left is not None and left < config.deadline_margin_s:
+        return "deadline"
+    # Slurm sends this up to a minute early; where the time is known, that is the better clock. Else a person did it.
+    if around.requeue_wished() and (left is None or left > config.deadline_margin_s + _EARLY_S):
+        return "preempted"
+    return None

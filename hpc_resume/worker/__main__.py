@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from hpc_resume.cluster.srun import become_rank
 from hpc_resume.errors import RunBusyError
 from hpc_resume.journal.claims import is_replaced
 from hpc_resume.journal.folder import RunFolder
@@ -18,6 +19,7 @@ def main() -> None:
     # Before anything is written: a newer claim may have given its own attempt the same number.
     if is_replaced(folder, claim):
         raise RunBusyError(f"{folder.path}: a newer supervisor owns this run; this rank of claim {claim} leaves")
+    become_rank(os.environ)
     process = RankProcess(folder, attempt=attempt, rank=int(os.environ["RANK"]))
     process.set_up()
     try:

@@ -6,13 +6,13 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
 from types import FrameType
 
-from hpc_resume.cluster.processes import boot_id, start_ticks, tie_to_parent
+from hpc_resume.cluster.processes import boot_id, node_name, start_ticks, tie_to_parent
+from hpc_resume.cluster.srun import step_name
 from hpc_resume.cluster.torchrun import LAUNCHER
 from hpc_resume.errors import HpcResumeError
 from hpc_resume.journal.folder import RunFolder
@@ -47,7 +47,8 @@ class RankProcess:
         # The supervisor asks for this before it ends silent ranks.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         # Only a flag: all ranks agree on the step at which they leave.
-        signal.signal(signal.SIGTERM, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._on_signal)
         os.register_at_fork(after_in_child=_as_child_of_a_rank)
         self._report({"state": "started"})
 
@@ -79,10 +80,11 @@ class RankProcess:
         temporary = path.with_suffix(".tmp")
         identity = {
             "rank": self._rank,
-            "host": socket.gethostname(),
+            "host": node_name(),
             "pid": os.getpid(),
             "boot_id": boot_id(),
             "start_ticks": start_ticks(os.getpid()),
+            "step": step_name(os.environ),
             "time": time.time(),
         }
         temporary.write_text(json.dumps({**identity, **content}), encoding="utf-8")

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import Manifest
 from hpc_resume.checkpoints.store import CheckpointStore, SaveError
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.deepspeed_json import resolve_deepspeed
-from hpc_resume.config.schema import ClusterConfig, RunConfig, TrainingConfig
+from hpc_resume.config.schema import RunConfig, TrainingConfig
 from hpc_resume.errors import CheckpointError
 from hpc_resume.recovery.events import Checkpoint
 from hpc_resume.trainers.engine import build_engine, close_engine, set_learning_rate

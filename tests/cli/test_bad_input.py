@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_resume.cli.attach import attach
 from hpc_resume.cli.submission import create_submission
 from hpc_resume.config.load import load_config
+from hpc_resume.errors import ConfigError
 from hpc_resume.journal.folder import SubmissionFolder
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -231,3 +233,23 @@ def test_verbose_shows_where_an_error_came_from_and_keeps_the_exit_code(command:
     assert done.returncode == 2
     assert done.stderr.startswith("Traceback")
     assert done.stderr.splitlines()[-1] == "error: nowhere.yaml: there is no such file"
+
+
+NODE_LOST = "faults=[{kind: node_lost, step: 3}]"
+
+
+def test_a_drill_that_would_end_a_slurm_job_for_good_is_not_even_planned(
+    tmp_path: Path, config: Path, command: Command
+) -> None:
+    before = snapshot(tmp_path)
+    refused(command("submit", "--dry-run", config, "cluster.kind=slurm", NODE_LOST), "faults[0].kind is node_lost")
+    assert command("submit", "--dry-run", config, NODE_LOST).returncode == 0
+    assert snapshot(tmp_path) == before
+
+
+def test_a_batch_script_hears_of_it_too(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"faults\[0\].kind is node_lost"):
+        attach(config, ["cluster.kind=auto", NODE_LOST], 0)
+    assert snapshot(tmp_path) == before

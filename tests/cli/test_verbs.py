@@ -297,7 +297,7 @@ def test_that_word_is_recorded_for_the_runs_that_it_is_about(command: Command, m
     for run in folder.runs():
         run.path.chmod(0o770)  # so that each supervisor refuses at once, and nothing is trained
     sent = answer(command("resubmit", folder.path, "--owner-is-gone", "--detach", "--json"))
-    wait_until(lambda: not LocalCluster().is_alive(sent["job_id"]), "the queue has ended")
+    wait_until(lambda: not LocalCluster().live_runs(sent["job_id"], (0,)), "the queue has ended")
     asked = [r.event for r in read_operator(folder) if isinstance(r.event, ev.ResubmitRequested)]
     assert [(e.runs, e.gone) for e in asked] == [((0, 1), {"0": 1})]
 
@@ -307,7 +307,7 @@ def test_resubmit_brings_back_what_was_cancelled_before_and_nothing_else(command
     command("cancel", folder.path)
     folder.run(0).path.chmod(0o770)  # so that the supervisor refuses at once, and nothing is trained
     sent = answer(command("resubmit", folder.path, "--cancelled", "--detach", "--json"))
-    wait_until(lambda: not LocalCluster().is_alive(sent["job_id"]), "the queue has ended")
+    wait_until(lambda: not LocalCluster().live_runs(sent["job_id"], (0,)), "the queue has ended")
     assert answer(command("status", folder.path, "--json"))[0]["state"] != "cancelled"
     command("cancel", folder.path)
     assert answer(command("status", folder.path, "--json"))[0]["state"] == "cancelled"

@@ -12,7 +12,8 @@ import pytest
 from supervisor.harness import wait_until
 
 from hpc_resume.cluster.local import LocalCluster
-from hpc_resume.config.schema import ClusterConfig, RunConfig
+from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import ConfigError
 from hpc_resume.journal.folder import SubmissionFolder
 
@@ -33,7 +34,8 @@ if sys.orig_argv[1:4] == ["-m", "hpc_resume", "run"]:
 SUBMIT = """
 import json, pathlib, sys
 from hpc_resume.cluster.local import LocalCluster
-from hpc_resume.config.schema import ClusterConfig, RunConfig
+from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.config.schema import RunConfig
 from hpc_resume.journal.folder import SubmissionFolder
 folder, runs, cluster = sys.argv[1:]
 config = RunConfig(cluster=ClusterConfig(kind="local", **json.loads(cluster)))
@@ -57,7 +59,7 @@ def submit(folder: SubmissionFolder, runs: int, cluster: dict[str, int], **varia
         check=True,
         timeout=60,
     ).stdout.strip()
-    wait_until(lambda: not LocalCluster().is_alive(job_id), "the queue has ended")
+    wait_until(lambda: not LocalCluster().live_runs(job_id, (0,)), "the queue has ended")
     return [json.loads((home / f"given-{index}").read_text()) for index in range(runs)]
 
 

@@ -10,8 +10,10 @@ import pytest
 from supervisor.harness import ScriptedRun, end_of, marked_processes, wait_until
 
 from hpc_resume.cluster.processes import start_ticks
+from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
-from hpc_resume.reporting.summary import live_jobs, summarize_submission
+from hpc_resume.reporting.jobs import Jobs
+from hpc_resume.reporting.summary import summarize_submission
 
 Queue = Callable[..., Any]
 
@@ -87,7 +89,8 @@ def test_a_run_that_was_given_up_is_not_taken_for_waiting_while_its_queue_goes_o
     )
     wait_until(lambda: "given up" in two.log, "the first run is given up")
     wait_until(two.run.folder.given_up.exists, "the queue leaves word")
-    assert live_jobs(two.run.folder.submission) == {1}
+    jobs = Jobs(two.run.folder.submission)
+    assert [jobs.of(run, History()).live for run in (0, 1)] == [False, True]
     two.run.say("go")
     assert end_of(two.process)[0] == 9
 

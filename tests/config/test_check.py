@@ -9,13 +9,13 @@ from hpc_resume.config.load import load_config
 from hpc_resume.errors import ConfigError
 
 
-def prepared(folder: Path, *overrides: str) -> None:
+def prepared(folder: Path, *overrides: str, kind: str = "local") -> None:
     (folder / "data.txt").write_text("word " * 1000)
     (folder / "empty.txt").write_text("")
     (folder / "model").mkdir()
     path = folder / "c.yaml"
     path.write_text("data: {paths: [data.txt], sequence_tokens: 16}\n")
-    check_before_submit(load_config(path, overrides))
+    check_before_submit(load_config(path, overrides), kind)
 
 
 def test_a_run_that_can_start_passes(tmp_path: Path) -> None:
@@ -67,9 +67,21 @@ def test_a_name_in_a_folder_that_is_there_is_a_path_and_not_a_hub_name(
     path.write_text(f"data: {{paths: [{tmp_path}/data.txt], sequence_tokens: 16}}\nmodel: {{config: {model}}}\n")
     overrides = [f"{key}=models/nope"] if given == "on the command line" else []
     with pytest.raises(ConfigError) as caught:
-        check_before_submit(load_config(path, overrides))
+        check_before_submit(load_config(path, overrides), "local")
     assert str(caught.value).startswith(f"{key} is {tmp_path}/models/nope, which does not exist on this machine; ")
 
 
 def test_a_hub_name_stays_one_where_no_such_folder_is(tmp_path: Path) -> None:
     prepared(tmp_path, "model.name_or_path=somebody/small-model")
+
+
+def test_a_fault_that_would_end_a_slurm_job_for_good_is_refused_there_and_nowhere_else(tmp_path: Path) -> None:
+    faults = "faults=[{kind: spike}, {kind: node_lost, step: 3}]"
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, faults, kind="slurm")
+    assert str(caught.value) == (
+        "faults[1].kind is node_lost, which kills the supervisor; in Slurm that ends the job for good, "
+        "so that nothing would go on: use rank_kill there, or cluster.kind=local"
+    )
+    check_before_submit(load_config(tmp_path / "c.yaml", [faults]), "local")
+    check_before_submit(load_config(tmp_path / "c.yaml", ["faults=[{kind: rank_kill, step: 3}]"]), "slurm")

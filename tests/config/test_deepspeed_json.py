@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.deepspeed_json import read_deepspeed_json, resolve_deepspeed
-from hpc_resume.config.schema import ClusterConfig, RunConfig, TrainingConfig
+from hpc_resume.config.schema import RunConfig, TrainingConfig
 from hpc_resume.errors import ConfigError
 
 CONFIG = RunConfig(

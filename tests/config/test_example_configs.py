@@ -33,7 +33,7 @@ def test_an_example_loads_and_expands(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "sweep"])
 def test_an_example_for_this_machine_can_start_on_it(name: str) -> None:
-    check_before_submit(load_config(CONFIGS / f"{name}.yaml"))
+    check_before_submit(load_config(CONFIGS / f"{name}.yaml"), "local")
 
 
 def test_the_spike_of_the_quickstart_comes_when_there_is_a_certified_way_back() -> None:

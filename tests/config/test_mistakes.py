@@ -141,6 +141,8 @@ OUT_OF_RANGE = {
         "training.adam_betas is [1.0, 0.9]; each must be at least 0 and below 1",
     ),
     "a rank that is not there": ("faults: [{rank: 4}]", "faults[0].rank is 4; ranks go from 0 to 0"),
+    "GPUs": ("cluster: {gpus_per_node: -1}", "cluster.gpus_per_node is -1; it must be 0 or more"),
+    "cores": ("cluster: {cpus_per_rank: 0}", "cluster.cpus_per_rank is 0; it must be above 0"),
     "nodes of one machine": ("cluster: {kind: local, nodes: 2}", "cluster.nodes is 2; with cluster.kind=local"),
     "a warm-up without end": (
         "training: {steps: 5, warmup_steps: 6}",
@@ -165,6 +167,50 @@ OUT_OF_RANGE = {
 @pytest.mark.parametrize(("text", "expected"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_what_cannot_mean_anything_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     assert written(tmp_path, text).startswith(f"c.yaml:1: {expected}")
+
+
+TAKEN = {
+    "sbatch: {array: 0-3}": "sbatch.array can't be set: the runs of a sweep are the elements; cluster.parallelism",
+    "sbatch: {nodes: 2}": "sbatch.nodes can't be set: use cluster.nodes",
+    "sbatch: {ntasks: 2}": "sbatch.ntasks can't be set: use cluster.nodes and cluster.ranks_per_node",
+    "sbatch: {ntasks_per_node: 2}": "sbatch.ntasks_per_node can't be set: use cluster.ranks_per_node",
+    "sbatch: {cpus-per-task: 2}": "sbatch.cpus-per-task can't be set: use cluster.cpus_per_rank",
+    "sbatch: {time: 60}": "sbatch.time can't be set: use cluster.walltime_min",
+    "sbatch: {partition: x}": "sbatch.partition can't be set: use cluster.partition",
+    "sbatch: {account: x}": "sbatch.account can't be set: use cluster.account",
+    "sbatch: {job-name: x}": "sbatch.job-name can't be set: use name",
+    "sbatch: {output: x}": "sbatch.output can't be set: logs lie in the run's folder",
+    "sbatch: {open_mode: truncate}": "sbatch.open_mode can't be set: logs of earlier attempts are kept",
+    "sbatch: {requeue: false}": "sbatch.requeue can't be set: every job is sent with --requeue",
+    "sbatch: {no-requeue: true}": "sbatch.no-requeue can't be set: a job that may not be requeued",
+    "sbatch: {signal: USR1@60}": "sbatch.signal can't be set: the supervisor has its own clock",
+    "sbatch: {wrap: x}": "sbatch.wrap can't be set: the supervisor is what the job runs",
+    "sbatch: {export: NONE}": "sbatch.export can't be set: the ranks need the environment of submit",
+    "srun: {nodes: 2}": "srun.nodes can't be set: use cluster.nodes",
+    "srun: {ntasks-per-node: 2}": "srun.ntasks-per-node can't be set: use cluster.ranks_per_node",
+    "srun: {nodelist: n1}": "srun.nodelist can't be set: the supervisor chooses the nodes",
+    "srun: {output: x}": "srun.output can't be set: logs lie in the run's folder",
+    "srun: {kill_on_bad_exit: 0}": "srun.kill_on_bad_exit can't be set: a rank that is gone must end the others",
+}
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_an_option_of_slurm_that_is_ours_is_refused_with_what_to_use_instead(tmp_path: Path, text: str) -> None:
+    assert written(tmp_path, f"cluster: {{{text}}}").startswith(f"c.yaml:1: cluster.{TAKEN[text]}")
+
+
+def test_any_other_option_of_slurm_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "cluster:\n  cpus_per_rank: 8\n  gpus_per_node: 0\n  setup: [module load cuda]\n  python: /opt/python\n"
+        "  sbatch: {qos: high, exclude: [n1, n2], exclusive: true, hold: false, mem: 0}\n"
+        "  srun: {container-image: torch.sqsh, mpi: pmix}\n"
+    )
+    cluster = load_config(path, ["cluster.sbatch.qos=low"]).cluster
+    assert cluster.sbatch == {"qos": "low", "exclude": ["n1", "n2"], "exclusive": True, "hold": False, "mem": 0}
+    assert cluster.srun == {"container-image": "torch.sqsh", "mpi": "pmix"}
+    assert (cluster.cpus_per_rank, cluster.gpus_per_node) == (8, 0)
+    assert (cluster.setup, cluster.python) == (("module load cuda",), "/opt/python")
 
 
 def test_a_file_whose_name_is_no_folder_name_asks_for_one(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_after_the_budget_is_spent_the_run_fails_with_one_sentence_and_nothing_s
     assert "the loss budget is spent (1 in a row without progress)" in summary["last_word"]
     assert not outcome.run.model.exists()
     assert outcome.history.claims[-1].ended is not None
-    from hpc_resume.reporting.summary import live_jobs
+    from hpc_resume.reporting.jobs import Jobs
 
-    assert live_jobs(outcome.folder) == set()
+    assert not Jobs(outcome.folder).of(0, outcome.history).live
 
 
 def test_poisoned_weights_are_a_loss_incident_too(train: Callable[..., Outcome]) -> None:

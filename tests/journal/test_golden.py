@@ -1,7 +1,9 @@
-"""A journal of the first schema, frozen: whatever becomes of this package, runs that are on disk go on.
+"""Journals that were once written, frozen: whatever becomes of this package, runs that are on disk go on.
 
 In `golden/`: a loss spike, a failed save, a node that vanishes and whose writer comes back, a damaged checkpoint, a
 supervisor too many, a stop that was asked for, a resubmission, the end; the second node's clock is an hour behind.
+
+In `golden_slurm/`, of the second schema: a taken port, a bad node, a lost one, a preemption, a cancellation in Slurm.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from hpc_resume.journal.order import data_seed, segments_in_force
 from hpc_resume.journal.reader import Journal, read_journal
 from hpc_resume.recovery import events as ev
 
-FOLDER = RunFolder(Path(__file__).parent / "golden" / "run-0000")
-FILES = sorted([*FOLDER.journal.glob("*.jsonl"), *FOLDER.submission.path.glob("*.jsonl")])
+HERE = Path(__file__).parent
+FOLDER = RunFolder(HERE / "golden" / "run-0000")
+SLURM = RunFolder(HERE / "golden_slurm" / "run-0000")
+FILES = sorted(
+    path for run in (FOLDER, SLURM) for where in (run.journal, run.submission.path) for path in where.glob("*.jsonl")
+)
 
 
 @pytest.fixture
@@ -27,8 +33,8 @@ def journal() -> Journal:
     return read_journal(FOLDER)
 
 
-YOUNGER = {ev.StopRequested}
-"""Kinds that came after this journal was written."""
+YOUNGER = {ev.StopRequested, ev.JobCancelled}
+"""Kinds that came after the first journal was written."""
 
 
 def test_every_kind_of_event_is_in_it(journal: Journal) -> None:
@@ -42,7 +48,7 @@ def contained(part: object, whole: object) -> bool:
     return part == whole
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.stem} of {path.relative_to(HERE).parts[0]}")
 def test_no_word_of_it_is_lost(path: Path) -> None:
     whole = [line for line in path.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
     assert whole
@@ -122,3 +128,39 @@ def test_it_says_which_order_is_in_force(journal: Journal) -> None:
 
 def test_the_other_run_of_the_submission_is_the_one_that_was_cancelled() -> None:
     assert read_journal(FOLDER.submission.run(1)).history.cancelled
+
+
+def test_what_is_younger_than_the_first_journal_has_its_default_there(journal: Journal) -> None:
+    ends = [attempt.ended for attempt in journal.history.attempts if attempt.ended is not None]
+    assert [(ended.node, ended.avoidable) for ended in ends if ended.cause == "node"] == [("gpu021", False)]
+    assert not any(ended.avoidable for ended in ends)
+    assert all(decision.plan.avoid_nodes == () for decision in journal.history.decisions if decision.plan)
+
+
+def test_the_journal_from_slurm_tells_its_story() -> None:
+    journal = read_journal(SLURM)
+    history = journal.history
+    assert (journal.torn, journal.late, len(journal.records)) == (0, (), 50)
+    told = [(d.rule, d.action, d.plan and (d.plan.step, d.plan.branch, d.plan.avoid_nodes)) for d in history.decisions]
+    assert told == [
+        ("first start", "launch", (0, 0, ())),
+        ("port taken", "launch", (0, 0, ())),
+        ("crash", "requeue", (100, 0, ())),
+        ("same crash, other node", "requeue", (100, 0, ("n2",))),
+        ("node lost", "requeue", (100, 1, ())),
+        ("preempted", "requeue", (140, 1, ())),
+        ("cancelled", "stop", None),
+    ]
+    assert [(a.ended.cause, a.ended.node, a.ended.avoidable) for a in history.attempts if a.ended] == [
+        ("port", "n1", False),
+        ("crash", "n2", True),
+        ("crash", "n2", True),
+        ("node", "n1", False),
+        ("preempted", "n3", False),
+        ("cancelled", "n3", False),
+    ]
+    assert [a.started.nodes for a in history.attempts][2:4] == [("n1", "n2"), ("n1", "n3")]
+    assert {(c.request.cluster, c.request.job_id) for c in history.claims} == {("slurm", "4711_0")}
+    assert [c.request.restart_count for c in history.claims] == [0, 1, 2, 3, 4]
+    assert (history.cancelled_by, history.pending, history.undecided) == (0, None, None)
+    assert ev.JobCancelled in {type(record.event) for record in journal.records}

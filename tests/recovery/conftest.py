@@ -4,11 +4,13 @@
 
 is a run that commits checkpoints at steps 10, 20 and 30, of which the first two become certified; the loss goes
 wrong from step 33 on; what that leads to is decided, recorded and carried out; it commits step 30 again, and crashes.
+`crash:A/node2?` is a crash on node2, which the run could do without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -115,9 +117,10 @@ class Story:
             message=f"loss went wrong from step {onset} on",
         )
 
-    def ended(self, cause: Cause, fingerprint: str = "", node: str = "node1") -> ev.AttemptEnded:
+    def ended(self, cause: Cause, fingerprint: str = "", node: str = "node1", **more: Any) -> ev.AttemptEnded:
+        message = f"how it ended: {cause}"
         return ev.AttemptEnded(
-            attempt=self.attempt, cause=cause, message=f"how it ended: {cause}", fingerprint=fingerprint, node=node
+            attempt=self.attempt, cause=cause, message=message, fingerprint=fingerprint, node=node, **more
         )
 
     def decide(self, event: Trigger) -> Decision:
@@ -177,6 +180,8 @@ class Story:
                 self.happens(ev.SaveFailed(attempt=self.attempt, step=1, message="disk quota exceeded"))
             elif what == "cancel":
                 self.record(ev.CancelRequested(runs=(0,)))
+            elif what == "scancel":
+                self.record(ev.JobCancelled(claim=len(self.history.claims), message="the job was cancelled in Slurm"))
             elif what == "resubmit":
                 self.resubmit()
             elif what == "finish":
@@ -186,7 +191,8 @@ class Story:
                 self.happens(self.ended("finished"))
             else:
                 fingerprint, _, node = detail.partition("/")
-                self.happens(self.ended(_CAUSES[what], fingerprint, node or "node1"))
+                ended = self.ended(_CAUSES[what], fingerprint, node.rstrip("?") or "node1", avoidable=node[-1:] == "?")
+                self.happens(ended)
         return self
 
 
@@ -198,6 +204,7 @@ _CAUSES: dict[str, Cause] = {
     "hang": "hang",
     "node": "node",
     "oom": "out_of_memory",
+    "port": "port",
     "input": "input",
     "cancelled": "cancelled",
 }

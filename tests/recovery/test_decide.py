@@ -18,6 +18,8 @@ RULE_STORIES = {
     "loss incident": "10+ 20 loss@33",
     "crash": "10 crash:A",
     "same crash twice": "10 crash:A crash:A",
+    "same crash, other node": "10 crash:A/node1? crash:A/node1?",
+    "port taken": "10 port",
     "hang": "10 hang",
     "node lost": "10 node",
     "out of memory": "10 oom:A",
@@ -108,7 +110,16 @@ STOPS = {
     "saves in a row over attempts": ("10 " + "unsaved " * 3 + "crash:A " + "unsaved " * 3, "saves keep failing"),
     "the same crash at the beginning": ("crash:A crash:A", "same crash twice"),
     "the same crash after a checkpoint": ("10 crash:A 20 crash:A crash:A", "same crash twice"),
+    "the same crash on two nodes": ("10 crash:A/node1 crash:A/node2", "same crash twice"),
+    "the same crash on two nodes, of many": ("10 crash:A/node1? crash:A/node2?", "same crash twice"),
+    "the same crash on the only node": ("10 crash:A/node1 crash:A/node1", "same crash twice"),
+    "the same crash on one node and then on another": (
+        "10 crash:A/node1? crash:A/node1? crash:A/node2?",
+        "same crash twice",
+    ),
     "out of memory again": ("10 oom:A oom:A", "out of memory"),
+    "out of memory again, whatever other nodes there are": ("10 oom:A/node1? oom:A/node1?", "out of memory"),
+    "a port that is always taken": ("10 " + "port " * 11, "budget spent"),
     "nothing left to load": ("10 20 reject reject", "no checkpoint left"),
     "bad settings": ("10 input", "input"),
 }
@@ -129,7 +140,10 @@ GOES_ON = {
     "the last of the save budget": ("10 " + "unsaved " * 5, 5),
     "the same crash with a checkpoint between": ("10 crash:A 20 crash:A", 1),
     "another crash": ("10 crash:A crash:B", 2),
-    "the same crash on another node": ("10 crash:A/node1 crash:A/node2", 2),
+    "the same crash on one node, of several": ("10 crash:A/node1? crash:A/node1?", 2),
+    "another crash, wherever it is": ("10 crash:A/node1 crash:B/node2", 2),
+    "the port again and again": ("10 " + "port " * 10, 10),
+    "a taken port between crashes": ("10 crash:A port crash:B", 2),
     "a second hang": ("10 hang hang", 2),
     "out of memory once": ("10 oom:A", 1),
     "out of memory with a checkpoint between": ("10 oom:A 20 oom:A", 1),
@@ -151,6 +165,44 @@ def test_it_goes_on(story: str, used: int, told: Told) -> None:
     decision = told(story).last
     assert decision.action != "stop"
     assert decision.used == used
+
+
+def test_the_second_time_on_one_node_that_node_is_avoided_and_no_other(told: Told) -> None:
+    first, second = told("10+ 20 crash:A/node3? crash:A/node3?").history.decisions[-2:]
+    assert (first.rule, first.action, first.plan.avoid_nodes) == ("crash", "requeue", ())
+    assert (second.rule, second.action, second.plan.avoid_nodes) == ("same crash, other node", "requeue", ("node3",))
+    assert (second.plan.step, second.plan.perturb, second.budget) == (20, False, "crash")
+
+
+def test_one_bad_node_after_another_is_avoided_while_there_is_progress(told: Told) -> None:
+    story = told("10 crash:A/node1? crash:A/node1? 20 crash:B/node2? crash:B/node2?")
+    assert [d.plan.avoid_nodes for d in story.history.decisions[1:]] == [(), ("node1",), (), ("node2",)]
+
+
+def test_whether_a_node_can_be_avoided_is_asked_at_the_second_time(told: Told) -> None:
+    assert told("10 crash:A/node1? crash:A/node1").last.rule == "same crash twice"
+    assert told("10 crash:A/node1 crash:A/node1?").last.rule == "same crash, other node"
+
+
+@pytest.mark.parametrize(
+    ("story", "where"),
+    [
+        ("10 crash:A/node1 crash:A/node2", "on node1 and on node2"),
+        ("10 crash:A/node1 crash:A/node1", "and no other node can be had"),
+    ],
+    ids=["on two nodes", "on one node"],
+)
+def test_the_same_crash_twice_says_where(story: str, where: str, told: Told) -> None:
+    expected = f"the same failure twice since the checkpoint at step 10, {where}: how it ended: crash"
+    assert told(story).last.reason == expected
+
+
+def test_a_taken_port_costs_no_crash_and_no_place_in_the_queue(told: Told) -> None:
+    story = told("10 crash:A port")
+    assert (story.last.action, story.last.budget, story.last.used) == ("launch", "idle", 1)
+    assert story.last.plan.step == 10
+    assert [crash[0] for crash in story.history.crashes] == ["A"]
+    assert len(story.history.claims) == 2, "it left the allocation"
 
 
 def test_a_spent_budget_is_named_in_a_sentence(told: Told) -> None:
@@ -227,6 +279,11 @@ def test_a_run_cancelled_before_its_start_does_not_start(new_story: Told) -> Non
     assert decide(story.policy, story.history, None).outcome == "cancelled"
 
 
+@pytest.mark.parametrize("word", EVERYTHING.split())
+def test_so_does_a_cancellation_in_slurm(word: str, told: Told, in_short: Callable[[Decision], str]) -> None:
+    assert in_short(told(f"10+ 20+ scancel {word}").last) == "stop cancelled: cancelled"
+
+
 LIFTED = {
     "after a spent budget": "10 hang hang hang hang",
     "after the same crash twice": "10 crash:A crash:A",
@@ -234,6 +291,8 @@ LIFTED = {
     "after bad settings": "10 input",
     "after too many failed saves": "10 " + "unsaved " * 6,
     "after a cancel": "10 cancel preempt",
+    "after a cancel in Slurm": "10 scancel cancelled",
+    "after a cancel in both ways": "10 cancel scancel preempt",
 }
 
 

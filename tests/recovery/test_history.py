@@ -107,6 +107,70 @@ def test_a_cancel_keeps_the_suspects_of_an_incident_that_nobody_decided_on(told:
     assert [c.step for c in story.history.lineage] == [10, 20]
 
 
+CANCELS: dict[str, ev.Event] = {
+    "by a command": ev.CancelRequested(runs=(0,), operator=1),
+    "in Slurm": ev.JobCancelled(claim=1, message="the job was cancelled in Slurm"),
+}
+
+
+@pytest.mark.parametrize("cancel", CANCELS.values(), ids=CANCELS)
+def test_what_an_undecided_incident_made_suspect_is_out_of_reach_of_whoever_lifts_the_cancel(
+    cancel: ev.Event, told: Told
+) -> None:
+    story = told("10+ 20+ 30")
+    story.record(story.incident(28))
+    story.record(cancel)
+    story.record(story.ended("cancelled"))
+    decision = decide(story.policy, story.history, story.history.undecided)
+    assert (decision.rule, decision.outcome, decision.suspect_after) == ("cancelled", "cancelled", 23)
+    story.record(ev.Decided(decision=decision))
+    again = story.resubmit()
+    assert not story.history.cancelled
+    assert again.plan is not None
+    assert (again.rule, again.plan.step, again.plan.perturb) == ("resubmitted", 20, True)
+
+
+def test_a_cancellation_in_slurm_ends_the_run_and_is_no_command_that_others_must_have_seen() -> None:
+    cancelled = ev.JobCancelled(claim=1, message="")
+    assert fold([cancelled]).cancelled_by == 0
+    # Of two the one that is harder to lift stays in force.
+    command = ev.CancelRequested(runs=(0,), operator=3)
+    assert fold([command, cancelled]).cancelled_by == fold([cancelled, command]).cancelled_by == 3
+
+
+@pytest.mark.parametrize(
+    ("lifts", "cancelled"), [(None, True), (0, False), (4, False)], ids=["plain", "first", "later"]
+)
+def test_only_who_lifts_cancellations_lifts_one_in_slurm(lifts: int | None, cancelled: bool) -> None:
+    asked = ev.ResubmitRequested(runs=(0,), after={"0": 1}, cluster="slurm", lifts=lifts)
+    assert fold([ev.JobCancelled(claim=1, message=""), asked]).cancelled is cancelled
+
+
+def test_a_resubmission_lifts_the_cancellation_in_slurm_that_it_knew_of_and_no_later_one(told: Told) -> None:
+    # Files of commands are read before those of supervisors, whose records alone say what they had seen.
+    story = told("10 scancel cancelled")
+    asked = ev.ResubmitRequested(runs=(0,), after={"0": story.last.number}, cluster="slurm", lifts=0)
+    assert not fold([asked, *story.events]).cancelled
+    story.record(asked)
+    story.claim()
+    story.decide(None)
+    assert story.last.rule == "resubmitted"
+    again = ev.JobCancelled(claim=2, message="the job was cancelled in Slurm")
+    assert fold([*story.events, again]).cancelled
+    events = [event for event in story.events if event is not asked]
+    assert fold([asked, *events, again]).cancelled
+    assert not fold([asked, *events]).cancelled
+
+
+def test_a_resubmission_lifts_a_cancellation_about_which_nobody_could_decide_any_more(told: Told) -> None:
+    story = told("10 scancel")
+    asked = ev.ResubmitRequested(runs=(0,), after={"0": story.last.number}, cluster="slurm", lifts=0)
+    assert not fold([asked, *story.events]).cancelled
+    assert not fold([*story.events, asked]).cancelled
+    plain = ev.ResubmitRequested(runs=(0,), after={"0": story.last.number}, cluster="slurm")
+    assert fold([plain, *story.events]).cancelled
+
+
 def test_what_an_older_claim_commits_unseen_is_void(told: Told) -> None:
     story = told("10")
     story.claim()

@@ -12,6 +12,7 @@ from hpc_resume.cli.output import show_reports, show_status, write_json
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.journal.writer import JournalWriter
 from hpc_resume.recovery import events as ev
+from hpc_resume.reporting.jobs import Jobs
 from hpc_resume.reporting.report import make_report
 from hpc_resume.reporting.summary import summarize_submission
 
@@ -45,7 +46,7 @@ def odd_run(folder: RunFolder, owner: JournalWriter, request_of: Callable[..., e
 
 
 def test_the_report_counts_all_that_was_odd(odd_run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    report = make_report(odd_run, live=False)
+    report = make_report(odd_run, Jobs(odd_run.submission))
     assert report.odd == ODD
     page = odd_run.report.read_text(encoding="utf-8")
     show_reports([report], as_json=False)
@@ -60,7 +61,7 @@ def test_the_report_counts_all_that_was_odd(odd_run: RunFolder, capsys: pytest.C
 def test_where_nothing_was_odd_nothing_is_said(
     folder: RunFolder, owner: JournalWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = make_report(folder, live=False)
+    report = make_report(folder, Jobs(folder.submission))
     assert set(report.odd.values()) == {0}
     show_reports([report], as_json=False)
     shown = capsys.readouterr().out

@@ -15,13 +15,15 @@ from hpc_resume.journal.writer import JournalWriter
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Decision, Plan
 from hpc_resume.reporting import follow
+from hpc_resume.reporting.jobs import Jobs
 from hpc_resume.reporting.summary import state_of, summarize
 
 Requests = Callable[..., ev.ClaimRequested]
 
 
 def state(folder: RunFolder) -> str:
-    return state_of(read_journal(folder).history, live=False)
+    history, jobs = read_journal(folder).history, Jobs(folder.submission)
+    return state_of(history, jobs, jobs.of(folder.index, history))
 
 
 def test_a_claim_that_was_killed_before_it_could_refuse_does_not_hide_the_owner(
@@ -51,9 +53,9 @@ def test_a_million_steps_cost_as_little_as_a_few(folder: RunFolder, owner: Journ
         # Only the last of them are real; in place of the others lies as much space.
         file.seek(1_000_000 * len(row.format(1_000_000)))
         file.write("\n" + "".join(row.format(step) for step in range(999_900, 1_000_000)))
-    journal = read_journal(folder)
+    journal, jobs = read_journal(folder), Jobs(folder.submission)
     tracemalloc.start()
-    summary = summarize(folder, config, journal, journal.history, live=True)
+    summary = summarize(folder, config, journal, jobs)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (summary.step, summary.loss) == (999_999, 2.5)
@@ -67,8 +69,8 @@ def test_a_run_that_goes_back_stands_at_the_step_that_it_goes_back_to(
     folder.metrics(1).write_text(rows, encoding="utf-8")
     plan = Plan(checkpoint="some", step=20, position=20, branch=0)
     owner.record(ev.Decided(decision=Decision(number=2, action="requeue", rule="crash", reason="", plan=plan)))
-    journal = read_journal(folder)
-    summary = summarize(folder, config, journal, journal.history, live=True)
+    journal, jobs = read_journal(folder), Jobs(folder.submission)
+    summary = summarize(folder, config, journal, jobs)
     assert (summary.step, summary.loss) == (20, 2.0)
 
 

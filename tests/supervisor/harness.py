@@ -19,8 +19,9 @@ from hpc_resume.checkpoints import catalog
 from hpc_resume.cli.submission import newest_command
 from hpc_resume.cluster.base import EXIT_REQUEUED
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.load import dump_config
-from hpc_resume.config.schema import ClusterConfig, RunConfig, SupervisorConfig, TrainingConfig
+from hpc_resume.config.schema import RunConfig, SupervisorConfig, TrainingConfig
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder, make_private
 from hpc_resume.journal.metrics import read_rows
 from hpc_resume.journal.reader import Journal, numbers, read_journal

@@ -22,6 +22,7 @@ import hpc_resume.worker.train
 from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import Manifest
 from hpc_resume.cluster.processes import is_running
+from hpc_resume.cluster.srun import become_rank
 from hpc_resume.errors import RunBusyError, TrainerError
 from hpc_resume.journal.claims import is_replaced
 from hpc_resume.journal.folder import RunFolder
@@ -42,7 +43,9 @@ ERRORS = {"RuntimeError": RuntimeError, "MemoryError": MemoryError, "TrainerErro
 class Script:
     def __init__(self, folder: RunFolder, attempt: int, rank: int) -> None:
         self._attempt = attempt
-        self._home = folder.submission.path
+        # The elements of a job array each have a script of their own if there is one, and else the same.
+        home = Path(os.environ.get("SCRIPT_HOME", folder.submission.path))
+        self._home = home / folder.path.name if (home / folder.path.name / "script.json").exists() else home
         self._rank = rank
         data = json.loads((self._home / "script.json").read_text())
         self.steps: int = data["steps"]
@@ -260,6 +263,9 @@ class Rank0:
                 if action["do"] == "loss_undecided":
                     os.kill(os.getpid(), signal.SIGKILL)
                 self.decide(incident)
+                if action.get("then") == "stay":
+                    self.script.say("decided")
+                    self.script.wait_for("leave")
             case "lose_peer":
                 lost = json.loads(self.folder.rank_report(self.attempt, action["peer"]).read_text())
                 while is_running(lost["pid"], lost["start_ticks"]):
@@ -338,6 +344,7 @@ def start_late() -> None:
 
 
 if __name__ == "__main__":
+    become_rank(os.environ)
     start_late()
     hpc_resume.worker.train.train = train
     main()

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hpc_resume.cluster.base import RankReport
+from hpc_resume.cluster.base import Interruption
+from hpc_resume.cluster.reports import RankReport
 from hpc_resume.recovery import Decision, History, fold
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Plan
-from hpc_resume.supervisor.classify import Watched, classify
+from hpc_resume.supervisor.classify import Watched, classify, is_explained
 
 GONE = Watched(exit_code=1)
 GLOO = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4242"
@@ -32,7 +34,10 @@ def rank(number: int, error: str = "", message: str = "", *, time: float = 0.0, 
 def started(*events: ev.Event) -> History:
     plan = Plan(checkpoint=None, step=0, position=0, branch=0)
     first = Decision(number=1, action="launch", rule="first start", reason="", plan=plan)
-    begin = [ev.Decided(decision=first), ev.AttemptStarted(attempt=1, claim=1, data_seed=0, host="node1")]
+    begin: list[ev.Event] = [
+        ev.Decided(decision=first),
+        ev.AttemptStarted(attempt=1, claim=1, data_seed=0, host="node1"),
+    ]
     return fold([*begin, *events])
 
 
@@ -48,6 +53,17 @@ BACK = ev.Decided(
         plan=Plan(checkpoint=None, step=0, position=0, branch=1, perturb=True),
     )
 )
+
+CANCELLED = Interruption(cause="cancelled", message="the job was cancelled in Slurm", final=True)
+PREEMPTED = Interruption(cause="preempted", message="Slurm needs its nodes for another job")
+REQUEUED = Interruption(cause="preempted", message="Slurm took the job back into its queue", final=True)
+TIME_OVER = Interruption(cause="deadline", message="the job's time is over", final=True)
+LOST = Interruption(cause="node", message="Slurm lost n2, n3", nodes=("n2", "n3"), final=True)
+
+
+def gone(interruption: Interruption | None, **more: Any) -> Watched:
+    return Watched(**{"exit_code": 143, "interruption": interruption, **more})
+
 
 TABLE: dict[str, tuple[list[ev.Event], Watched, list[RankReport], dict[str, Any]]] = {
     "finished": ([FINISHED], Watched(exit_code=0), [rank(0)], {"cause": "finished"}),
@@ -100,7 +116,7 @@ TABLE: dict[str, tuple[list[ev.Event], Watched, list[RankReport], dict[str, Any]
         [],
         GONE,
         [rank(1), rank(0, "RuntimeError", GLOO, time=1.0)],
-        {"cause": "crash", "rank": 1, "message": "rank 1 was killed", "fingerprint": "killed"},
+        {"cause": "crash", "rank": 1, "message": "rank 1 was killed (exit code 1)", "fingerprint": "killed"},
     ),
     "a killed rank, and a peer in NCCL": (
         [],
@@ -121,9 +137,151 @@ TABLE: dict[str, tuple[list[ev.Event], Watched, list[RankReport], dict[str, Any]
         [],
         Watched(exit_code=1),
         [],
-        {"cause": "crash", "rank": None, "fingerprint": "exit 1"},
+        {
+            "cause": "crash",
+            "rank": None,
+            "fingerprint": "no word",
+            "message": "the workers ended without a word (launcher's exit code 1); see their logs",
+        },
     ),
 }
+
+
+IN_SLURM: dict[str, tuple[list[ev.Event], Watched, list[RankReport], dict[str, Any]]] = {
+    "cancelled": ([], gone(CANCELLED), [rank(0)], {"cause": "cancelled", "message": CANCELLED.message}),
+    "cancelled, though it had finished": ([FINISHED], gone(CANCELLED), [], {"cause": "finished"}),
+    "cancelled, and rank 0 had decided": ([BACK], gone(CANCELLED), [rank(0)], {"cause": "cancelled"}),
+    "cancelled, and all had agreed to leave": ([STOPPED], gone(CANCELLED), [rank(0)], {"cause": "cancelled"}),
+    "cancelled, and a rank failed": ([], gone(CANCELLED), [rank(0, "ValueError")], {"cause": "cancelled"}),
+    "cancelled by the command, too": (
+        [],
+        gone(CANCELLED, asked="cancelled"),
+        [],
+        {"cause": "cancelled", "message": "cancelled by a person"},
+    ),
+    "preempted, and saved": (
+        [STOPPED],
+        gone(PREEMPTED, asked="preempted", exit_code=0),
+        [rank(0)],
+        {"cause": "preempted", "message": f"{PREEMPTED.message}; saved at step 5"},
+    ),
+    "preempted, and not saved in time": (
+        [],
+        gone(REQUEUED),
+        [rank(0)],
+        {"cause": "preempted", "message": f"{REQUEUED.message}; nothing could be saved in time"},
+    ),
+    "preempted, and rank 0 had decided": ([BACK], gone(REQUEUED), [rank(0)], {"cause": "decided"}),
+    "preempted, and a rank failed on the way out": (
+        [],
+        gone(PREEMPTED),
+        [rank(1, "RuntimeError", GLOO)],
+        {"cause": "preempted"},
+    ),
+    "out of time": ([], gone(TIME_OVER), [rank(0)], {"cause": "deadline"}),
+    "out of time, and saved": (
+        [STOPPED],
+        gone(None, asked="deadline", exit_code=0),
+        [],
+        {"cause": "deadline", "message": "asked to leave; saved at step 5"},
+    ),
+    "a person's stop stays one, whatever comes after it": (
+        [],
+        gone(REQUEUED, asked="terminated"),
+        [rank(0)],
+        {"cause": "terminated"},
+    ),
+    "nodes lost": (
+        [],
+        gone(LOST),
+        [rank(0, "RuntimeError", GLOO)],
+        {"cause": "node", "message": "Slurm lost n2, n3", "node": "n2, n3"},
+    ),
+    "a node lost, and rank 0 had decided": ([BACK], gone(LOST), [], {"cause": "decided", "node": "node1"}),
+    "a node lost after all had left": (
+        [STOPPED],
+        gone(LOST),
+        [rank(0)],
+        {"cause": "node", "message": "Slurm lost n2, n3; saved at step 5", "node": "n2, n3"},
+    ),
+    "silent, for a node is lost": ([], gone(LOST, silent_s=200.0, exit_code=None), [rank(0)], {"cause": "node"}),
+    "killed for its memory": (
+        [],
+        gone(None, exit_code=137, out_of_memory=True),
+        [rank(1), rank(0, "RuntimeError", GLOO)],
+        {"cause": "out_of_memory", "rank": 1, "fingerprint": "killed for its memory"},
+    ),
+    "killed for its memory, while the cluster took the job": (
+        [],
+        gone(REQUEUED, out_of_memory=True),
+        [rank(1)],
+        {"cause": "preempted"},
+    ),
+    "an exception, where memory was short as well": (
+        [],
+        gone(None, exit_code=1, out_of_memory=True),
+        [rank(0), rank(1, "ValueError", "bad batch")],
+        {"cause": "crash", "rank": 1},
+    ),
+    "a taken port": (
+        [],
+        GONE,
+        [rank(0, "DistNetworkError", "The server socket has failed to listen: EADDRINUSE"), rank(1)],
+        {"cause": "port", "rank": 0, "fingerprint": ""},
+    ),
+    "a taken port in other words": (
+        [],
+        GONE,
+        [rank(0, "RuntimeError", "[Errno 98] Address already in use")],
+        {"cause": "port"},
+    ),
+    "a user's mistake about a port": (
+        [],
+        GONE,
+        [rank(0, "ConfigError", "address already in use", by_user=True)],
+        {"cause": "input"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "watched", "reports", "expected"), IN_SLURM.values(), ids=IN_SLURM.keys())
+def test_the_cause_of_an_end_in_a_slurm_job(
+    events: list[ev.Event], watched: Watched, reports: list[RankReport], expected: dict[str, Any]
+) -> None:
+    ended = classify(started(*events), watched, reports, "node1")
+    assert {name: getattr(ended, name) for name in expected} == expected
+    assert (ended.attempt, ended.found_later, ended.avoidable) == (1, False, False)
+
+
+def test_a_crash_names_the_node_of_the_rank_that_failed_first() -> None:
+    reports = [replace(rank(1, "ValueError", "no"), host="n3"), replace(rank(0), host="n1")]
+    assert classify(started(), GONE, reports, "node1").node == "n3"
+    killed = classify(started(), GONE, [replace(rank(2), host="n4")], "node1")
+    assert (killed.node, killed.message) == ("n4", "rank 2 on n4 was killed (exit code 1)")
+
+
+def test_ends_without_a_word_are_alike_whatever_their_exit_codes_are() -> None:
+    codes = [classify(started(), Watched(exit_code=code), [], "node1").fingerprint for code in (1, 137, 143)]
+    assert set(codes) == {"no word"}
+
+
+@pytest.mark.parametrize(
+    ("events", "watched", "expected"),
+    [
+        ([], GONE, False),
+        ([], Watched(exit_code=0), False),
+        ([], Watched(exit_code=None, silent_s=200.0), False),
+        ([], Watched(exit_code=1, asked="preempted"), True),
+        ([STOPPED], GONE, True),
+        ([FINISHED], GONE, True),
+        ([BACK], GONE, True),
+    ],
+    ids=["gone", "gone without an error", "silent", "asked to leave", "agreed to leave", "finished", "decided"],
+)
+def test_the_nodes_are_looked_at_where_nobody_knows_why(
+    events: list[ev.Event], watched: Watched, expected: bool
+) -> None:
+    assert is_explained(started(*events), watched) is expected
 
 
 @pytest.mark.parametrize(("events", "watched", "reports", "expected"), TABLE.values(), ids=TABLE.keys())

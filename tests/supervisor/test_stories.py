@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from supervisor.harness import ScriptedRun, end_of, wait_until
 
-from hpc_resume.cluster.processes import is_running
+from hpc_resume.cluster.processes import is_running, node_name
 from hpc_resume.journal.metrics import read_rows
 from hpc_resume.recovery import events as ev
 
@@ -252,7 +252,8 @@ def test_the_rank_that_was_killed_is_named_and_not_the_one_that_lost_its_peer(sc
     run = scripted_run({"do": "lose_peer", "step": 5, "peer": 1}, {"do": "kill", "step": 5, "rank": 1}, ranks=2)
     assert run.supervise() == 75
     (ended,) = run.events(ev.AttemptEnded)
-    assert (ended.cause, ended.rank, ended.message) == ("crash", 1, "rank 1 was killed")
+    assert (ended.cause, ended.rank, ended.node) == ("crash", 1, node_name())
+    assert ended.message == f"rank 1 on {node_name()} was killed (exit code 1)"
     assert run.supervise() == 0
     run.check()
 

@@ -27,10 +27,11 @@ class Outcome:
     code: int
     output: str
     folder: SubmissionFolder
+    index: int = 0
 
     @property
     def run(self) -> RunFolder:
-        return self.folder.run(0)
+        return self.folder.run(self.index)
 
     @property
     def history(self) -> History:
@@ -46,20 +47,21 @@ class Outcome:
             found.update({row["step"]: repr(row["loss"]) for row in rows})
         return found
 
-    def samples(self) -> dict[int, list[int]]:
+    def samples(self, ranks: int = 2) -> dict[int, list[int]]:
         """Samples that each step of the surviving branch was really trained on, in the order of the stream."""
         found: dict[int, list[int]] = {}
         for attempt in self.history.attempts:
             start = attempt.resumed.step if attempt.resumed else 0
             found = {step: ids for step, ids in found.items() if step <= start}
-            ranks = [
+            shares = [
                 {row["step"]: row["samples"] for row in read_rows(self.run.samples(attempt.started.attempt, rank))}
-                for rank in range(2)
+                for rank in range(ranks)
             ]
-            for step in ranks[0].keys() & ranks[1].keys():
-                # Each rank has its own two micro batches of two samples; the stream alternates between the ranks.
-                found[step] = [i for at in (0, 2) for rank in ranks for i in rank[step][at : at + 2]]
-            assert all(step > start for step in ranks[0])
+            for step in set.intersection(*(set(share) for share in shares)):
+                # Each rank has micro batches of two samples of its own; the stream alternates between the ranks.
+                places = range(0, len(shares[0][step]), 2)
+                found[step] = [i for at in places for share in shares for i in share[step][at : at + 2]]
+            assert all(step > start for step in shares[0])
         return dict(sorted(found.items()))
 
 

@@ -15,8 +15,9 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.deepspeed_json import read_deepspeed_json, resolve_deepspeed
-from hpc_resume.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
+from hpc_resume.config.schema import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from hpc_resume.errors import DivergedError, ExportError
 from hpc_resume.trainers.engine import (
     build_engine,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_resume.config.schema import ClusterConfig, DataConfig, RunConfig, TrainingConfig
+from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.config.schema import DataConfig, RunConfig, TrainingConfig
 from hpc_resume.errors import RunBusyError, TrainerError
 from hpc_resume.journal.folder import RunFolder, make_private
 from hpc_resume.journal.metrics import read_heartbeat, read_rows

@@ -1,0 +1,81 @@
+"""Is somebody who claimed a run still there?"""
+
+from __future__ import annotations
+
+from hpc_resume.cluster.processes import boot_id, is_running, machine_id, node_name, pid_namespace
+from hpc_resume.cluster.slurm_commands import final_states, show_jobs
+from hpc_resume.cluster.slurm_facts import RUNNING, WAITING, JobFacts
+from hpc_resume.errors import ClusterError
+from hpc_resume.journal.claims import Liveness
+from hpc_resume.recovery.events import ClaimRequested
+
+
+class JobBook:
+    """What Slurm says of jobs; each array is asked about once."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._arrays: dict[str, dict[str, JobFacts] | ClusterError] = {}
+        self._final: dict[str, dict[str, str]] = {}
+
+    def find(self, *names: str) -> JobFacts | None:
+        """Return a job that goes by one of these names, from the controller or else from the accounting; else None.
+
+        Raises:
+            ClusterError: Slurm can't be asked.
+        """
+        array = names[0].partition("_")[0]
+        if array not in self._arrays:
+            try:
+                self._arrays[array] = {facts.job_id: facts for facts in show_jobs(array)}
+            except ClusterError as error:
+                self._arrays[array] = error
+        known = self._arrays[array]
+        if isinstance(known, ClusterError):
+            raise known
+        for name in names:
+            if name in known:
+                return known[name]
+        if array not in self._final:
+            self._final[array] = final_states(array)
+        for name in names:
+            if (state := self._final[array].get(name)) is not None:
+                # What the controller has forgotten is over, whatever the accounting has missed.
+                return JobFacts(job_id=name, state="GONE" if state in (*WAITING, *RUNNING) else state)
+        return None
+
+
+def liveness(request: ClaimRequested, book: JobBook | None = None) -> Liveness:
+    """Tell whether a supervisor is still there, from its process, or from its Slurm job."""
+    if request.cluster == "slurm":
+        return _job_liveness(request, book or JobBook())
+    return process_liveness(request)
+
+
+def process_liveness(request: ClaimRequested) -> Liveness:
+    """Tell whether a process is still there.
+
+    That can't be known of one on another machine, or in another container on this one, whose processes are
+    counted apart.
+    """
+    if request.boot_id == boot_id():
+        if is_running(request.pid, request.start_ticks):
+            return "alive"
+        return "dead" if request.pid_namespace == pid_namespace() else "unknown"
+    # Names alone prove little: machines share host names, and machines made from one image their ids.
+    same_machine = (request.host, request.machine_id) == (node_name(), machine_id())
+    return "dead" if same_machine else "unknown"
+
+
+def _job_liveness(request: ClaimRequested, book: JobBook) -> Liveness:
+    """Tell whether that start of the job still has processes, as far as Slurm knows.
+
+    A node that is cut off may go on with a job that was started elsewhere; the newer claim keeps it from doing harm.
+    """
+    try:
+        facts = book.find(request.job_id)
+    except ClusterError:
+        return "unknown"
+    if facts is None or not facts.lives or facts.waits or facts.restarts > request.restart_count:
+        return "dead"
+    return "alive"

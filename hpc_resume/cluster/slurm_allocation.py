@@ -1,0 +1,289 @@
+"""A Slurm job as seen from inside: what a supervisor in its batch step can ask for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from hpc_resume.cluster.base import Interruption
+from hpc_resume.cluster.liveness import liveness
+from hpc_resume.cluster.processes import boot_id, machine_id, node_name, pid_namespace, start_ticks
+from hpc_resume.cluster.slurm_commands import (
+    SilentError,
+    ask,
+    down_nodes,
+    earlier_states,
+    expand_nodes,
+    setting,
+    show_jobs,
+)
+from hpc_resume.cluster.slurm_facts import JobFacts, interruption_of
+from hpc_resume.cluster.srun import SrunWorkers
+from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.errors import ClusterError, ConfigError
+from hpc_resume.journal.claims import Liveness
+from hpc_resume.journal.folder import RunFolder
+from hpc_resume.recovery.events import ClaimRequested
+
+_log = logging.getLogger(__name__)
+_ASK_AGAIN_S = 60.0
+"""How often Slurm is asked for the end of the job's time, which an administrator may move."""
+_PROBE_LIMIT_S = 30.0
+_PATIENCE_S = 600.0
+_SECOND_OPINION_S = 3.0
+"""A process that Slurm is ending has `KillWait` left to write down why, 30 s on most clusters."""
+_A_WEEK_S = 7 * 24 * 3600.0
+"""How long a requeue may take: the job keeps its nodes meanwhile, and without its controller nothing else runs."""
+_NODE_TIMEOUT_S = 300.0
+
+
+def is_in_job(environment: Mapping[str, str]) -> bool:
+    """Tell whether this process belongs to a Slurm job."""
+    return "SLURM_JOB_ID" in environment
+
+
+def is_started_again(environment: Mapping[str, str]) -> bool:
+    """Tell whether Slurm has started this process's job before; on the first start it does not say."""
+    return int(environment.get("SLURM_RESTART_COUNT") or 0) > 0
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """Return the job as `scontrol` takes it; the bare number of an array's last element is that of the whole array."""
+    if "SLURM_ARRAY_JOB_ID" in environment:
+        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return environment["SLURM_JOB_ID"]
+
+
+class SlurmAllocation:
+    """The Slurm job that this process is the batch step of."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        """Take the job from the environment.
+
+        Raises:
+            ConfigError: this is not the batch step of a job with enough nodes.
+        """
+        if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") != "interactive":
+            raise ConfigError(
+                "the supervisor was started by srun; call it directly in the batch script (`exec python -m hpc_resume "
+                "run ...`), it starts the ranks itself"
+            )
+        self.job_id = job_name(os.environ)
+        self.restart_count = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        self.nodes = expand_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
+        if len(self.nodes) < config.nodes:
+            raise ConfigError(
+                f"Slurm job {self.job_id} has {len(self.nodes)} node(s), but cluster.nodes is {config.nodes}; "
+                "make the two agree (`#SBATCH --nodes=` in a batch script)"
+            )
+        self._end: float | None = None
+        self._asked_at = -_ASK_AGAIN_S
+
+    def request(self, claim: int) -> ClaimRequested:
+        """Return who this supervisor is."""
+        return ClaimRequested(
+            claim=claim,
+            cluster="slurm",
+            job_id=self.job_id,
+            restart_count=self.restart_count,
+            host=node_name(),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            start_ticks=start_ticks(os.getpid()),
+            pid_namespace=pid_namespace(),
+            machine_id=machine_id(),
+        )
+
+    def liveness(self, request: ClaimRequested) -> Liveness:
+        """Tell whether another supervisor is still there; one of an earlier start of this very job is not."""
+        if request.cluster == "slurm" and request.job_id == self.job_id and request.restart_count < self.restart_count:
+            return "dead"
+        return liveness(request)
+
+    def end_leftovers(self, folder: RunFolder, attempt: int) -> None:
+        """Do nothing: Slurm ends all processes of a job before it starts it again."""
+
+    def start(self, folder: RunFolder, attempt: int, claim: int, config: ClusterConfig) -> SrunWorkers:
+        """Start the workers of an attempt with srun."""
+        return SrunWorkers(folder, attempt, claim, config, self.nodes, self._is_ending)
+
+    def seconds_left(self) -> float | None:
+        """Return how long this job may still run, by Slurm's word and this process's own clock since."""
+        now = time.monotonic()
+        if now - self._asked_at >= _ASK_AGAIN_S:
+            self._asked_at = now
+            try:
+                facts = self._facts(limit_s=0)
+                if facts is not None:
+                    self._end = None if facts.limit_s is None else now + facts.limit_s - facts.run_s
+            except ClusterError as error:
+                _log.warning("can't ask for the end of the job's time: %s", error)
+        return None if self._end is None else self._end - time.monotonic()
+
+    def interruption(self, *, suspicious: bool = False) -> Interruption | None:
+        """Ask Slurm what it is doing to this job.
+
+        When nobody knows why the workers ended, every node has to start a small step. One that can't is
+        taken for lost, but Slurm notices that only after a while; until then the job could not be started again anyway.
+        """
+        found = self._interruption()
+        if found is not None or not suspicious:
+            return found
+        silent = self._silent_nodes()
+        if not silent:
+            return self._interruption()
+        _log.warning("%s can't start a step; waiting for what Slurm makes of it", ", ".join(silent))
+        deadline = time.monotonic() + self._node_timeout_s() + 60.0
+        while time.monotonic() < deadline:
+            found = self._interruption()
+            if found is not None:
+                return found
+            if not (silent := self._silent_nodes()):
+                return None
+            time.sleep(1.0)
+        return Interruption(cause="node", message=f"{', '.join(silent)} can't start a step any more", nodes=silent)
+
+    def why_lost(self, request: ClaimRequested, nodes: tuple[str, ...]) -> Interruption | None:
+        """Ask Slurm why another supervisor vanished, whose job had these nodes.
+
+        The accounting knows how the earlier starts of this job ended. Without it, nodes that are down say enough.
+        """
+        states = earlier_states(request.job_id)
+        state = states[request.restart_count] if len(states) > request.restart_count else ""
+        try:
+            down = down_nodes(nodes)
+        except ClusterError as error:
+            _log.warning("can't ask for the state of %s: %s", ", ".join(nodes), error)
+            down = ()
+        if state == "NODE_FAIL" or (not state and down):
+            names = ", ".join(down) or "a node"
+            return Interruption(cause="node", message=f"Slurm lost {names}", nodes=down, final=True)
+        if state in ("PREEMPTED", "REQUEUED"):
+            return Interruption(cause="preempted", message=f"Slurm says {state}", final=True)
+        if state in ("TIMEOUT", "DEADLINE"):
+            return Interruption(cause="deadline", message=f"Slurm says {state}", final=True)
+        if state == "CANCELLED":
+            return Interruption(cause="cancelled", message="the job was cancelled in Slurm", final=True)
+        return None
+
+    def can_avoid(self, node: str) -> bool:
+        """Tell whether the partition has enough nodes like this one without it and those avoided already.
+
+        Only nodes with its features and its GPUs are counted: others may not be what the job asks for, and a job that
+        no node is left for would wait for ever.
+        """
+        try:
+            facts = self._facts()
+            if facts is None or node in expand_nodes(facts.required):
+                return False
+            text = ask("sinfo", "-N", "-h", "-p", facts.partition, "-o", "%N|%f|%G|%T")
+            lines = [line.split("|") for line in text.splitlines()]
+            kind = next((line[1:3] for line in lines if line[0] == node), None)
+            alike = {line[0] for line in lines if line[1:3] == kind and not line[3].startswith(("down", "drain"))}
+            left = alike - {node, *expand_nodes(facts.excluded)}
+        except ClusterError as error:
+            _log.warning("can't tell whether there are other nodes: %s", error)
+            return False
+        return len(left) >= len(self.nodes)
+
+    def requeue(self, avoid: tuple[str, ...] = ()) -> None:
+        """Put this job back into Slurm's queue, once, whatever its controller does meanwhile.
+
+        `requeue incomplete` does nothing to a job that was cancelled, and nothing twice. When the controller is silent
+        it may have heard all the same, so the restart count is looked at before the next try.
+
+        Raises:
+            ClusterError: Slurm refuses.
+        """
+        for attempt in Retrying(
+            retry=retry_if_exception_type(SilentError),
+            wait=wait_exponential(multiplier=0.5, max=30),
+            stop=stop_after_delay(_A_WEEK_S),
+            reraise=True,
+        ):
+            with attempt:
+                facts = self._facts(limit_s=0)
+                if facts is None or not facts.lives or facts.restarts != self.restart_count:
+                    break
+                if not facts.may_requeue:
+                    ask("scontrol", "update", f"JobId={self.job_id}", "Requeue=1")
+                ask("scontrol", "requeue", "incomplete", self.job_id)
+                if avoid:
+                    self._avoid(facts, avoid)
+
+    def _avoid(self, facts: JobFacts, avoid: tuple[str, ...]) -> None:
+        # Slurm takes this only for a job that waits, and the new list replaces the old one.
+        names = sorted({*expand_nodes(facts.excluded), *avoid})
+        try:
+            ask("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(names)}")
+        except ClusterError as error:
+            _log.warning("can't keep the job from %s: %s", ", ".join(avoid), error)
+
+    def _is_ending(self) -> bool:
+        """Tell whether Slurm is ending all processes of this job."""
+        try:
+            facts = self._facts(limit_s=0)
+        except ClusterError:
+            return False
+        return facts is None or facts.restarts > self.restart_count or facts.state not in ("RUNNING", "SUSPENDED")
+
+    def _interruption(self) -> Interruption | None:
+        facts = self._facts()
+        if facts is None:
+            return None
+        ends = facts.restarts > self.restart_count or facts.state not in ("RUNNING", "SUSPENDED")
+        found = interruption_of(facts, self.restart_count, down_nodes(self.nodes) if ends else ())
+        if found is not None and found.cause == "preempted" and found.final:
+            # A node that was gone for a moment only is back by now; the accounting knows better, where there is one.
+            states = earlier_states(self.job_id, _SECOND_OPINION_S)[self.restart_count :]
+            if states[:1] == ["NODE_FAIL"]:
+                return Interruption(cause="node", message="Slurm lost a node and requeued the job", final=True)
+        return found
+
+    def _facts(self, *, limit_s: float = _PATIENCE_S) -> JobFacts | None:
+        """Ask for this job, and again while the controller is silent."""
+        for attempt in Retrying(
+            retry=retry_if_exception_type(SilentError),
+            wait=wait_exponential(multiplier=0.5, max=30),
+            stop=stop_after_delay(limit_s),
+            reraise=True,
+        ):
+            with attempt:
+                return next((facts for facts in show_jobs(self.job_id) if facts.job_id == self.job_id), None)
+        raise AssertionError("unreachable")
+
+    def _silent_nodes(self) -> tuple[str, ...]:
+        """Return the nodes on which no step can be started."""
+        probes = {
+            node: subprocess.Popen(
+                ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--gres=none", "true"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for node in self.nodes
+        }
+        deadline = time.monotonic() + _PROBE_LIMIT_S
+        silent = []
+        for node, probe in probes.items():
+            try:
+                code = probe.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                probe.kill()
+                probe.wait()
+                code = -1
+            if code != 0:
+                silent.append(node)
+        return tuple(silent)
+
+    def _node_timeout_s(self) -> float:
+        try:
+            text = setting("SlurmdTimeout") or ""
+            return float(text.split()[0])
+        except (ClusterError, ValueError, IndexError):
+            return _NODE_TIMEOUT_S

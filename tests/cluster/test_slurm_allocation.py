@@ -1,0 +1,222 @@
+"""A supervisor's view of its own Slurm job, with a stand-in for Slurm that answers each question by its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.stand_in_slurm import INVALID, StandInSlurm, job_line
+
+from hpc_resume.cluster.choose import kind_here, make_allocation
+from hpc_resume.cluster.local_allocation import LocalAllocation
+from hpc_resume.cluster.slurm_allocation import SlurmAllocation, job_name
+from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.errors import ClusterError, ConfigError
+
+Answer = Callable[..., None]
+TWO = ClusterConfig(kind="slurm", nodes=2)
+ME = {"SLURM_JOB_ID": "93", "SLURM_ARRAY_JOB_ID": "90", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInSlurm:
+    """Programs that answer in Slurm's place, in the second start of element 3 of array 90."""
+    stand_in = StandInSlurm(tmp_path / "bin", monkeypatch)
+    stand_in.answers("sacct")
+    for name, value in {**ME, "SLURM_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    return stand_in
+
+
+@pytest.fixture
+def answer(slurm: StandInSlurm) -> Answer:
+    """`answer(job, refuse=pattern)`: what `scontrol` says of the job; node lists stand for themselves."""
+
+    def make(job: str = "", *, refuse: str = "nothing", because: str = "slurm_update error: refused") -> None:
+        (slurm.folder / "job").write_text(job, encoding="utf-8")
+        script = f"""#!/bin/sh
+echo "$*" >>"$0.asked"
+case "$*" in
+    {refuse}*) echo "{because}" >&2; exit 1;;
+    "show hostnames n[1-2]") printf 'n1\\nn2\\n';;
+    "show hostnames "*) IFS=,; printf '%s\\n' $3;;
+    "-o show job "*) /bin/cat "${{0%/*}}/job";;
+esac
+"""
+        (slurm.folder / "scontrol").write_text(script, encoding="utf-8")
+        (slurm.folder / "scontrol").chmod(0o755)
+
+    make(job_line("90_3", "RUNNING", Restarts=1))
+    return make
+
+
+@pytest.fixture
+def me(answer: Answer) -> SlurmAllocation:
+    return SlurmAllocation(TWO)
+
+
+def changes(slurm: StandInSlurm) -> list[str]:
+    """What `scontrol` was asked to do, questions apart."""
+    return [line for line in slurm.asked("scontrol") if " show " not in f" {line}"]
+
+
+def test_an_element_is_called_by_its_array_and_a_single_job_by_its_number() -> None:
+    assert job_name(ME) == "90_3"
+    # The last element of an array has the number of the whole array.
+    assert job_name({**ME, "SLURM_JOB_ID": "90"}) == "90_3"
+    assert job_name({"SLURM_JOB_ID": "93"}) == "93"
+
+
+def test_a_supervisor_says_which_start_of_which_job_it_is(me: SlurmAllocation) -> None:
+    request = me.request(4)
+    assert (request.cluster, request.job_id, request.restart_count, me.nodes) == ("slurm", "90_3", 1, ("n1", "n2"))
+
+
+def test_the_first_start_has_no_count(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    assert SlurmAllocation(TWO).request(1).restart_count == 0
+
+
+def test_a_job_with_too_few_nodes_and_a_step_are_refused(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"job 90_3 has 2 node\(s\), but cluster.nodes is 3"):
+        SlurmAllocation(ClusterConfig(kind="slurm", nodes=3))
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    with pytest.raises(ConfigError, match="the supervisor was started by srun; call it directly"):
+        SlurmAllocation(TWO)
+
+
+def test_which_place_a_config_means_here(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_allocation(ClusterConfig(kind="auto")), SlurmAllocation)
+    assert isinstance(make_allocation(ClusterConfig(kind="local")), LocalAllocation)
+    assert (kind_here(ClusterConfig(kind="auto")), kind_here(ClusterConfig(kind="local"))) == ("slurm", "local")
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert isinstance(make_allocation(ClusterConfig(kind="auto")), LocalAllocation)
+    assert kind_here(ClusterConfig(kind="slurm")) == "local"
+    with pytest.raises(ConfigError, match="this is no Slurm job"):
+        make_allocation(ClusterConfig(kind="slurm"))
+
+
+def test_an_earlier_start_of_the_very_job_is_over_without_asking(me: SlurmAllocation, slurm: StandInSlurm) -> None:
+    before = len(slurm.asked("scontrol"))
+    assert me.liveness(replace(me.request(1), restart_count=0)) == "dead"
+    assert len(slurm.asked("scontrol")) == before
+    assert me.liveness(me.request(1)) == "alive"
+    assert me.liveness(replace(me.request(1), job_id="90_4", restart_count=0)) == "dead", "Slurm knows none"
+
+
+def test_the_time_that_is_left_is_asked_for_seldom(me: SlurmAllocation, answer: Answer, slurm: StandInSlurm) -> None:
+    answer(job_line("90_3", "RUNNING", Restarts=1, RunTime="00:10:00", TimeLimit="01:00:00"))
+    before = len(slurm.asked("scontrol"))
+    left = [me.seconds_left() for _ in range(5)]
+    assert all(seconds is not None and 2990 < seconds <= 3000 for seconds in left)
+    assert len(slurm.asked("scontrol")) == before + 1
+
+
+@pytest.mark.parametrize("limit", ["UNLIMITED", "Partition_Limit"])
+def test_a_job_without_a_limit_has_all_the_time(me: SlurmAllocation, answer: Answer, limit: str) -> None:
+    answer(job_line("90_3", "RUNNING", Restarts=1, RunTime="00:10:00", TimeLimit=limit))
+    assert me.seconds_left() is None
+
+
+def test_where_nobody_says_how_much_time_is_left_there_is_no_limit(me: SlurmAllocation, answer: Answer) -> None:
+    answer(refuse='"-o show job"', because="slurm_load_jobs error: Unable to contact slurm controller")
+    assert me.seconds_left() is None
+
+
+def test_a_job_goes_back_to_the_queue_only_if_it_still_runs(me: SlurmAllocation, slurm: StandInSlurm) -> None:
+    me.requeue()
+    # Without this word a job would come back that somebody has cancelled meanwhile.
+    assert changes(slurm) == ["requeue incomplete 90_3"]
+
+
+GONE = {
+    "requeued already": job_line("90_3", "PENDING", Restarts=2),
+    "being requeued": job_line("90_3", "COMPLETING", Restarts=2),
+    "cancelled": job_line("90_3", "CANCELLED", Restarts=1),
+    "forgotten": "",
+}
+
+
+@pytest.mark.parametrize("job", GONE.values(), ids=GONE)
+def test_a_job_that_is_gone_or_was_restarted_is_left_alone(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm, job: str
+) -> None:
+    answer(job)
+    me.requeue(("n1",))
+    assert changes(slurm) == []
+
+
+def test_a_job_that_may_not_be_requeued_is_changed_first(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm
+) -> None:
+    answer(job_line("90_3", "RUNNING", Restarts=1, Requeue=0))
+    me.requeue()
+    assert changes(slurm) == ["update JobId=90_3 Requeue=1", "requeue incomplete 90_3"]
+
+
+def test_a_site_that_refuses_a_requeue_is_an_error(me: SlurmAllocation, answer: Answer) -> None:
+    answer(
+        job_line("90_3", "RUNNING", Restarts=1), refuse="requeue", because="Requested operation is presently disabled"
+    )
+    with pytest.raises(ClusterError, match="presently disabled"):
+        me.requeue()
+
+
+def test_nodes_to_avoid_are_added_to_those_that_are_avoided_already(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm
+) -> None:
+    answer(job_line("90_3", "RUNNING", Restarts=1, ExcNodeList="n4,n7"))
+    me.requeue(("n2", "n4"))
+    # Slurm takes them only for a job that waits, and instead of those from before.
+    assert changes(slurm) == ["requeue incomplete 90_3", "update JobId=90_3 ExcNodeList=n2,n4,n7"]
+
+
+def test_a_job_that_can_not_be_kept_from_a_node_goes_back_all_the_same(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm
+) -> None:
+    answer(job_line("90_3", "RUNNING", Restarts=1), refuse="update")
+    me.requeue(("n2",))
+    assert "requeue incomplete 90_3" in changes(slurm)
+
+
+WHY = {
+    "a node, by the accounting": ("COMPLETED\nNODE_FAIL\n", "", "node"),
+    "a node, without it": ("", "n2 down*\n", "node"),
+    "preempted": ("NODE_FAIL\nPREEMPTED\n", "", "preempted"),
+    "requeued by hand": ("NODE_FAIL\nREQUEUED\n", "n2 down*\n", "preempted"),
+    "out of time": ("NODE_FAIL\nTIMEOUT\n", "", "deadline"),
+    "cancelled": ("NODE_FAIL\nCANCELLED by 1000\n", "", "cancelled"),
+    "failed": ("NODE_FAIL\nFAILED\n", "n2 down*\n", None),
+    "nobody knows": ("", "n1 idle\nn2 idle\n", None),
+    "only the start before it is known": ("NODE_FAIL\n", "", None),
+}
+
+
+@pytest.mark.parametrize(("accounting", "nodes", "cause"), WHY.values(), ids=WHY)
+def test_why_a_supervisor_of_this_start_vanished(
+    me: SlurmAllocation, slurm: StandInSlurm, accounting: str, nodes: str, cause: str | None
+) -> None:
+    slurm.answers("sacct", accounting)
+    slurm.answers("sinfo", nodes)
+    found = me.why_lost(me.request(1), ("n1", "n2"))
+    assert (found and found.cause) == cause
+    if nodes and found is not None and found.cause == "node":
+        assert found.nodes == ("n2",)
+
+
+def test_a_job_that_slurm_does_not_know_is_not_being_interrupted(me: SlurmAllocation, answer: Answer) -> None:
+    answer(refuse='"-o show job"', because=INVALID.strip())
+    assert me.interruption() is None
+
+
+def test_nodes_are_looked_at_only_when_the_job_ends(me: SlurmAllocation, answer: Answer, slurm: StandInSlurm) -> None:
+    slurm.answers("sinfo", "n2 down*\n")
+    assert me.interruption() is None
+    assert slurm.asked("sinfo") == []
+    answer(job_line("90_3", "COMPLETING", Restarts=1))
+    found = me.interruption()
+    assert found is not None
+    assert (found.cause, found.nodes, found.final) == ("node", ("n2",), True)

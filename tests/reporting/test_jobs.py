@@ -1,0 +1,262 @@
+"""How runs stand whose jobs are in Slurm's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.stand_in_slurm import INVALID, STALLED, UNREACHABLE, StandInSlurm, job_line
+
+from hpc_resume.journal.folder import RunFolder
+from hpc_resume.journal.reader import read_journal
+from hpc_resume.journal.writer import JournalWriter
+from hpc_resume.recovery import History
+from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.decisions import Decision, Plan
+from hpc_resume.reporting.jobs import Jobs
+from hpc_resume.reporting.summary import RunSummary, summarize_submission
+
+Requests = Callable[..., ev.ClaimRequested]
+PLAN = Plan(checkpoint=None, step=0, position=0, branch=0)
+CRASH = Decision(number=2, action="requeue", rule="crash", reason="rank 1: ValueError: no", plan=PLAN)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInSlurm:
+    """Programs that answer in Slurm's place; the accounting knows nothing."""
+    stand_in = StandInSlurm(tmp_path / "bin", monkeypatch)
+    stand_in.answers("sacct")
+    return stand_in
+
+
+def send(folder: RunFolder, number: int, job_id: str, *, runs: tuple[int, ...] = (0,), ok: bool = True) -> None:
+    writer = JournalWriter(folder.submission.operator(number), ev.Submitted(runs=runs, cluster="slurm"))
+    writer.record(ev.OperatorOutcome(ok=ok, job_id=job_id if ok else "", message="submitted"))
+    writer.close()
+
+
+@pytest.fixture
+def sent(folder: RunFolder) -> RunFolder:
+    """The run, which was sent as job 7."""
+    send(folder, 2, "7")
+    return folder
+
+
+@pytest.fixture
+def claim(request_of: Requests) -> Callable[..., ev.ClaimRequested]:
+    """`claim(number, restarts=0, job="7")`: the supervisor of some start of a Slurm job."""
+
+    def make(number: int, *, restarts: int = 0, job: str = "7") -> ev.ClaimRequested:
+        return replace(request_of(number, alive=False), cluster="slurm", job_id=job, restart_count=restarts)
+
+    return make
+
+
+def trains(folder: RunFolder, request: ev.ClaimRequested, *more: ev.Event) -> None:
+    """Let a supervisor start the first attempt."""
+    writer = JournalWriter(folder.claim(request.claim), request)
+    first = Decision(number=1, action="launch", rule="first start", reason="", plan=PLAN)
+    for event in (
+        ev.ClaimOpened(claim=request.claim, committed=()),
+        ev.Decided(decision=first),
+        ev.AttemptStarted(attempt=1, claim=request.claim, data_seed=0, host="n1"),
+        ev.Resumed(attempt=1, checkpoint=None, step=0, position=0, first_samples=()),
+        *more,
+    ):
+        writer.record(event)
+    writer.close()
+
+
+CRASHED = (
+    ev.AttemptEnded(attempt=1, cause="crash", message="rank 1: ValueError: no"),
+    ev.Decided(decision=CRASH),
+    ev.ClaimEnded(claim=1, outcome="requeued", message=""),
+)
+
+
+def summary(folder: RunFolder) -> RunSummary:
+    (found,) = summarize_submission(folder.submission)
+    return found
+
+
+def test_a_job_in_the_queue_waits_and_says_for_what(sent: RunFolder, slurm: StandInSlurm) -> None:
+    slurm.answers("scontrol", job_line("7", "PENDING", Reason="Resources"))
+    found = summary(sent)
+    assert (found.state, found.job) == ("waiting", "7")
+    assert found.last_word == "job 7 waits in Slurm's queue (Resources)"
+
+
+def test_an_element_of_an_array_is_found_by_its_run(sent: RunFolder, slurm: StandInSlurm) -> None:
+    slurm.answers("scontrol", job_line("7_1", "CANCELLED") + job_line("7_0", "PENDING", Reason="JobArrayTaskLimit"))
+    assert (summary(sent).state, summary(sent).job) == ("waiting", "7_0")
+    assert Jobs(sent.submission).of(1, History()).facts is None, "run 1 was not sent in it"
+
+
+def test_a_job_that_runs_and_whose_supervisor_has_not_spoken_yet_is_no_lost_one(
+    sent: RunFolder, slurm: StandInSlurm
+) -> None:
+    slurm.answers("scontrol", job_line("7", "RUNNING"))
+    assert summary(sent).state == "waiting"
+
+
+def test_a_supervisor_whose_job_runs_trains(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1))
+    slurm.answers("scontrol", job_line("7", "RUNNING", Restarts=0))
+    assert summary(sent).state == "running"
+
+
+def test_a_job_that_went_back_to_the_queue_is_requeued_and_says_why(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1), *CRASHED)
+    slurm.answers("scontrol", job_line("7", "PENDING", Restarts=1, Reason="BeginTime"))
+    found = summary(sent)
+    assert found.state == "requeued"
+    assert found.last_word == "crash: rank 1: ValueError: no; job 7 waits in Slurm's queue (BeginTime)"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUE_HOLD", "SUSPENDED"])
+def test_a_job_that_slurm_restarted_is_never_taken_for_over(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested], state: str
+) -> None:
+    # As after a node failure: the supervisor could write nothing more.
+    trains(sent, claim(1))
+    slurm.answers("scontrol", job_line("7", state, Restarts=1))
+    assert summary(sent).state == "requeued"
+
+
+def test_what_the_accounting_says_of_an_earlier_start_does_not_count(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1))
+    slurm.answers("sacct", "7|NODE_FAIL\n")
+    slurm.answers("scontrol", job_line("7", "PENDING", Restarts=1))
+    assert summary(sent).state == "requeued"
+    assert slurm.asked("sacct") == []
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["just now", "long ago"])
+def test_a_job_that_was_cancelled_in_the_queue_is_cancelled(
+    sent: RunFolder, slurm: StandInSlurm, forgotten: bool
+) -> None:
+    if forgotten:
+        slurm.refuses("scontrol", INVALID)
+        slurm.answers("sacct", "7|CANCELLED by 1000\n")
+    else:
+        slurm.answers("scontrol", job_line("7", "CANCELLED"))
+    found = summary(sent)
+    assert (found.state, found.last_word) == ("cancelled", "job 7 was cancelled in Slurm")
+
+
+def test_elements_cancelled_before_any_of_them_started_are_cancelled(sent: RunFolder, slurm: StandInSlurm) -> None:
+    slurm.refuses("scontrol", INVALID)
+    slurm.answers("sacct", "7_[0-5%2]|CANCELLED by 1000\n")
+    assert (summary(sent).state, summary(sent).job) == ("cancelled", "7_0")
+
+
+def test_a_job_that_failed_before_its_supervisor_could_start_hints_at_the_folder(
+    sent: RunFolder, slurm: StandInSlurm
+) -> None:
+    slurm.answers("scontrol", job_line("7", "FAILED", ExitCode="0:53"))
+    found = summary(sent)
+    assert found.state == "lost"
+    assert found.last_word.startswith(
+        f"job 7 ended as FAILED, exit code 0:53 before its supervisor could start; do its nodes see {sent.path}?"
+    )
+    assert "\n" not in found.last_word
+
+
+def test_a_supervisor_that_died_says_how_its_job_ended_and_what_it_said_last(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1))
+    slurm.answers("scontrol", job_line("7", "OUT_OF_MEMORY", ExitCode="0:125"))
+    sent.supervisor_log().parent.mkdir(parents=True, exist_ok=True)
+    sent.supervisor_log().write_text("one\nslurmstepd: error: Detected 1 oom_kill event\n\n")
+    found = summary(sent)
+    assert found.state == "lost"
+    assert found.last_word == (
+        f"job 7 ended as OUT_OF_MEMORY, exit code 0:125; the last line of {sent.supervisor_log()}: "
+        "slurmstepd: error: Detected 1 oom_kill event"
+    )
+
+
+def test_a_job_that_nobody_knows_any_more_is_lost(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1))
+    slurm.refuses("scontrol", INVALID)
+    found = summary(sent)
+    assert (found.state, found.job) == ("lost", "7")
+    assert found.last_word.startswith("Slurm knows job 7 no more; ")
+
+
+NOBODY = {"unreachable": UNREACHABLE, "stalled": STALLED, "no Slurm here": None}
+
+
+@pytest.mark.parametrize("answer", NOBODY.values(), ids=NOBODY)
+def test_where_nobody_can_be_asked_jobs_are_taken_to_be_alive_and_that_is_said_once(
+    sent: RunFolder, slurm: StandInSlurm, capsys: pytest.CaptureFixture[str], answer: str | None
+) -> None:
+    send(sent, 3, "8")
+    if answer is not None:
+        slurm.refuses("scontrol", answer)
+    jobs = Jobs(sent.submission)
+    assert [jobs.of(0, History()).live for _ in range(2)] == [True, True]
+    assert jobs.of(0, History()).facts is None
+    errors = capsys.readouterr().err
+    assert errors.startswith("can't ask Slurm, so that jobs are taken to be alive: ")
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("ended", "state"), [(False, "running"), (True, "requeued")])
+def test_a_run_whose_job_can_not_be_asked_for_is_not_lost(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested], ended: bool, state: str
+) -> None:
+    trains(sent, claim(1), *(CRASHED if ended else ()))
+    slurm.refuses("scontrol", UNREACHABLE)
+    assert summary(sent).state == state
+
+
+def test_the_newest_job_of_a_run_is_the_one_that_counts(sent: RunFolder, slurm: StandInSlurm) -> None:
+    send(sent, 3, "12", runs=(0, 1))
+    send(sent, 4, "", ok=False)
+    # One program answers for both jobs, as if each were asked for alone.
+    slurm.answers("scontrol", job_line("7", "CANCELLED") + job_line("12_0", "PENDING", Reason="Priority"))
+    found = Jobs(sent.submission).of(0, History())
+    assert (found.job_id, found.live, found.facts and found.facts.state) == ("12_0", True, "PENDING")
+
+
+def test_an_older_job_that_still_lives_keeps_the_run_alive(sent: RunFolder, slurm: StandInSlurm) -> None:
+    send(sent, 3, "12")
+    slurm.answers("scontrol", job_line("7", "RUNNING") + job_line("12", "CANCELLED"))
+    found = Jobs(sent.submission).of(0, History())
+    assert (found.job_id, found.live) == ("12", True)
+
+
+def test_a_job_that_the_user_sent_with_a_script_of_his_own_is_known_by_its_claim(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(folder, claim(1, job="99_4"), *CRASHED)
+    slurm.answers("scontrol", job_line("99_4", "PENDING", Restarts=1, Reason="BeginTime"))
+    assert (summary(folder).state, summary(folder).job) == ("requeued", "99_4")
+
+
+def test_a_run_on_this_machine_asks_nobody(folder: RunFolder, slurm: StandInSlurm) -> None:
+    found = Jobs(folder.submission).of(0, read_journal(folder).history)
+    assert (found.job_id, found.live, found.facts) == ("", False, None)
+    assert slurm.asked("scontrol") == []
+
+
+def test_a_run_that_was_cancelled_in_slurm_stays_so_and_says_it(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1), ev.JobCancelled(claim=1, message="the job was cancelled in Slurm"))
+    slurm.answers("scontrol", job_line("7", "COMPLETING"))
+    assert summary(sent).state == "cancelling"
+    slurm.refuses("scontrol", INVALID)
+    assert (summary(sent).state, summary(sent).last_word) == ("cancelled", "the job was cancelled in Slurm")
