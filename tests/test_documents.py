@@ -17,7 +17,7 @@ from hpc_resume.config.load import load_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "slurm_templates" / "README.md"])
 
 NOT_RUN_HERE = {
     "make demo": "make -n",
@@ -37,6 +37,14 @@ NOT_RUN_HERE = {
     "python -m hpc_resume resubmit runs/quickstart": "tests/cli/test_verbs.py",
     "python -m hpc_resume cancel runs/quickstart": "tests/cli/test_verbs.py",
     "python -m hpc_resume run configs/quickstart.yaml": "tests/cli/test_verbs.py",
+    "python -m hpc_resume status my_run.yaml": "tests/cli/test_verbs.py",
+    "python -m hpc_resume resubmit my_run.yaml": "tests/cli/test_verbs.py",
+    "scontrol show config | grep -E 'JobRequeue|KillWait|MaxArraySize|SlurmdTimeout'": "tests/slurm/test_readme.py",
+    "scontrol show partition gpu | grep -E 'GraceTime|MaxTime|PreemptMode'": "tests/slurm/test_readme.py",
+    "scontrol show job 1234 | grep -o 'Requeue=.'": "tests/slurm/test_readme.py",
+    "scancel --batch --signal=TERM 1234": "tests/slurm/test_templates.py",
+    "cp slurm_templates/one_node.sbatch my_run.sbatch": "tests/slurm/test_templates.py",
+    "sbatch my_run.sbatch": "tests/slurm/test_templates.py",
 }
 """Commands in code blocks that take too long here, or change something: how, or by which tests, they are held true."""
 
@@ -65,7 +73,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_link_leads_somewhere(page: Path) -> None:
     for link in links(page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
@@ -95,7 +103,9 @@ def newcomer(tmp_path: Path) -> Path:
     """A folder as the README has it: our configs, a model, JSONL data, and the config written down there."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (tmp_path / "models" / "my-model").mkdir(parents=True)
-    (tmp_path / "models" / "my-model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "models" / "my-model" / "config.json").write_text(
+        '{"model_type": "llama", "max_position_embeddings": 4096}'
+    )
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.jsonl").write_text('{"text": "' + "word " * 20_000 + '"}\n')
     (tmp_path / "my_run.yaml").write_text(blocks(README, "yaml")[0])
@@ -105,19 +115,66 @@ def newcomer(tmp_path: Path) -> Path:
 SUBMISSIONS = [line for line in commands(README) if line.startswith("python -m hpc_resume submit")]
 
 
-@pytest.mark.parametrize("line", SUBMISSIONS)
-def test_a_submission_in_the_readme_passes_a_dry_run(newcomer: Path, line: str) -> None:
+def dry_run(folder: Path, line: str) -> str:
+    """Return what a submission would do, as it is printed."""
     arguments = shlex.split(line)[1:]
     done = subprocess.run(
         [sys.executable, *arguments, *([] if "--dry-run" in arguments else ["--dry-run"])],
-        cwd=newcomer,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"would create {newcomer}")
+    assert done.stdout.startswith(f"would create {folder}")
+    return done.stdout
+
+
+@pytest.mark.parametrize("line", SUBMISSIONS)
+def test_a_submission_in_the_readme_passes_a_dry_run(newcomer: Path, line: str) -> None:
+    assert dry_run(newcomer, line)
+
+
+@pytest.fixture
+def much_data(newcomer: Path) -> None:
+    """A file that is large enough for many ranks; a dry run does not read it."""
+    with (newcomer / "corpus" / "large.jsonl").open("wb") as file:
+        file.truncate(10**8)
+
+
+def test_the_readme_s_config_becomes_a_batch_script_with_its_lines_for_a_cluster(
+    newcomer: Path, much_data: None
+) -> None:
+    path = newcomer / "my_run.yaml"
+    here = re.search(r"^cluster:\n(?: .*\n)+", path.read_text(), re.MULTILINE)
+    assert here is not None
+    path.write_text(path.read_text().replace(here.group(), blocks(README, "yaml")[1]))
+    script = dry_run(newcomer, "python -m hpc_resume submit my_run.yaml")
+    for option in (
+        "partition=gpu",
+        "nodes=2",
+        "ntasks-per-node=8",
+        "cpus-per-task=16",
+        "gres=gpu:8",
+        "requeue",
+        "mem=0",
+    ):
+        assert re.search(rf"^#SBATCH --{option}$", script, re.MULTILINE), script
+    assert "\nmodule load cuda\n" in script
+
+
+@pytest.mark.parametrize("name", ["a100_1node", "a100_4nodes"])
+def test_a_config_for_a_cluster_passes_a_dry_run_once_it_is_filled_in(
+    newcomer: Path, much_data: None, name: str
+) -> None:
+    path = newcomer / "configs" / f"{name}.yaml"
+    (comment,) = (line for line in path.read_text().splitlines() if "python -m hpc_resume" in line)
+    text = path.read_text().replace("<model>", "my-model")
+    path.write_text(re.sub(r"<(\w+)>", r"\1", text))
+    script = dry_run(newcomer, comment.removeprefix("#"))
+    assert "#SBATCH --gres=gpu:8\n" in script
+    assert "#SBATCH --partition=partition\n" in script
 
 
 def test_the_sizes_in_the_comments_of_the_readme_are_right(newcomer: Path) -> None:
@@ -129,11 +186,11 @@ def test_the_sizes_in_the_comments_of_the_readme_are_right(newcomer: Path) -> No
 
 def test_the_faults_in_the_readme_can_be_put_into_a_config(newcomer: Path) -> None:
     path = newcomer / "my_run.yaml"
-    path.write_text(path.read_text() + blocks(README, "yaml")[1])
+    path.write_text(path.read_text() + blocks(README, "yaml")[2])
     assert [fault.kind for fault in load_config(path).faults] == ["spike", "rank_kill", "node_lost"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "slurm_templates/README.md"])
 def test_every_command_is_known_to_a_test(page: str) -> None:
     tried = set(SUBMISSIONS) | set(NOT_RUN_HERE)
     found = commands((ROOT / page).read_text(encoding="utf-8"))
