@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from hpc_resume.cluster.slurm_commands import SilentError, ask, in_one_line, setting, show_jobs
 from hpc_resume.cluster.slurm_job import SlurmJob
@@ -20,7 +24,11 @@ from hpc_resume.config.sweep import expand
 from hpc_resume.errors import ClusterError, ConfigError
 from hpc_resume.journal.folder import SubmissionFolder
 
+_log = logging.getLogger(__name__)
 _MAX_ARRAY = 1001
+_SILENCE_S = 120.0
+"""How long `submit` waits for a controller that does not answer."""
+_LOOK_AGAIN_S = (1.0, 3.0)
 
 
 class SlurmCluster:
@@ -68,24 +76,26 @@ class SlurmCluster:
         for index in runs:
             folder.run(index).supervisor_log().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.cluster.mkdir(mode=0o700, exist_ok=True)
-        # On a refusal submitit prints what the error says once more.
-        with _outside_of_any_job(), redirect_stderr(io.StringIO()):
-            try:
+        try:
+            # On a refusal submitit prints what the error says once more.
+            with _outside_of_any_job(), redirect_stderr(io.StringIO()):
                 executor = SlurmExecutor(folder.cluster, python=_python())
                 executor.update_parameters(**_parameters(folder, runs, config))
                 job = executor.submit(SlurmJob(str(folder.path), runs[0]))
-            except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
-                text = str(error)
-                found = "\n".join(line for line in text.splitlines() if line.startswith("sbatch: ")) or text
-                raise _refusal(in_one_line(found)) from None
+        except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
+            text = str(error)
+            found = "\n".join(line for line in text.splitlines() if line.startswith("sbatch: ")) or text
+            job_id, pickle = _find_sent(folder, _refusal(in_one_line(found)))
+        else:
+            job_id, pickle = str(job.job_id), job.paths.submitted_pickle
         try:
-            _share_pickle(job.paths.submitted_pickle, job.job_id, runs)
+            _share_pickle(pickle, job_id, runs)
         except OSError as error:
-            self.cancel([job.job_id])
+            self.cancel([job_id])
             raise ClusterError(
-                f"can't write into {folder.cluster}: {error.strerror}; job {job.job_id} was cancelled"
+                f"can't write into {folder.cluster}: {error.strerror}; job {job_id} was cancelled"
             ) from error
-        return str(job.job_id)
+        return job_id
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs for good.
@@ -105,12 +115,40 @@ def may_requeue(job_id: str) -> bool:
         return True
 
 
+def _find_sent(folder: SubmissionFolder, refusal: ClusterError) -> tuple[str, Path]:
+    """Return the job that `sbatch` failed to send and that exists all the same, and submitit's description for it.
+
+    A controller that is slow to answer has often heard. The job is known by its batch script, which lies in our folder,
+    and by the lack of a description under its own number, which every earlier job of the folder has.
+
+    Raises:
+        ClusterError: the refusal, if there is no such job.
+        SilentError: Slurm still gives no answer.
+    """
+    if not isinstance(refusal, SilentError):
+        raise refusal from None
+    _log.warning("%s; waiting for it, and looking for the job", refusal)
+    retrying = Retrying(
+        retry=retry_if_exception_type(SilentError),
+        wait=wait_exponential(multiplier=0.5, max=10),
+        stop=stop_after_delay(_SILENCE_S),
+        reraise=True,
+    )
+    # It may have heard a moment after it could be asked again, so it is asked more than once.
+    for pause_s in (0.0, *_LOOK_AGAIN_S):
+        time.sleep(pause_s)
+        text = retrying(ask, "squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%o")
+        for job_id, _, command in (line.partition("|") for line in text.splitlines()):
+            unknown = not (folder.cluster / f"{job_id}_submitted.pkl").exists()
+            if unknown and command.startswith(f"{folder.cluster}/.submission_file_"):
+                (pickle, *_) = folder.cluster.glob(f"{'[0-9a-f]' * 32}.pkl")
+                return job_id, pickle
+    raise ClusterError(f"{refusal}; it answers again, and the job is not there: nothing was sent")
+
+
 def _refusal(text: str) -> ClusterError:
     if re.search(r"timed out|unable to contact|unexpected message|connection|no response", text, re.IGNORECASE):
-        return SilentError(
-            f"Slurm did not answer ({text}); the job may exist all the same: see `squeue --me`, and before you submit "
-            "again, `cancel` this submission if it is there"
-        )
+        return SilentError(f"Slurm did not answer: {text}")
     return ClusterError(f"sbatch refused: {text}; nothing was sent")
 
 
@@ -165,9 +203,10 @@ def _as_list(runs: list[int]) -> str:
 
 
 def _share_pickle(pickle: Path, job_id: str, runs: list[int]) -> None:
-    """Give each element of an array the description under the name by which submitit looks for it."""
-    for run in runs:
-        (pickle.parent / pickle.name.replace(f"{job_id}_", f"{job_id}_{run}_", 1)).hardlink_to(pickle)
+    """Give the description to the job, and to each element of an array, under the names that submitit looks for."""
+    for name in (job_id, *(f"{job_id}_{run}" for run in runs)):
+        with suppress(FileExistsError):
+            (pickle.parent / f"{name}_submitted.pkl").hardlink_to(pickle)
 
 
 @contextmanager

@@ -208,11 +208,12 @@ class SlurmAllocation:
         ):
             with attempt:
                 facts = self._facts(limit_s=0)
-                if facts is None or not facts.lives or facts.restarts != self.restart_count:
+                if facts is None or not facts.lives:
                     break
-                if not facts.may_requeue:
-                    ask("scontrol", "update", f"JobId={self.job_id}", "Requeue=1")
-                ask("scontrol", "requeue", "incomplete", self.job_id)
+                if facts.restarts == self.restart_count:
+                    if not facts.may_requeue:
+                        ask("scontrol", "update", f"JobId={self.job_id}", "Requeue=1")
+                    ask("scontrol", "requeue", "incomplete", self.job_id)
                 if avoid:
                     self._avoid(facts, avoid)
 

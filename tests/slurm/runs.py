@@ -123,18 +123,24 @@ class SlurmRuns:
         self.wait((self.home / word).exists, f"a rank says {word!r}")
 
 
-def hpc_resume(cluster: MiniSlurm, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run `python -m hpc_resume` as the cluster's user."""
+def start_hpc_resume(cluster: MiniSlurm, *arguments: str) -> subprocess.Popen[str]:
+    """Start `python -m hpc_resume` as the cluster's user."""
     environment = {**cluster.environment(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "hpc_resume", *arguments],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=LIMIT_S,
     )
-    assert not check or done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}{done.stdout}"
+
+
+def hpc_resume(cluster: MiniSlurm, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run `python -m hpc_resume` as the cluster's user, to its end."""
+    process = start_hpc_resume(cluster, *arguments)
+    output, errors = process.communicate(timeout=LIMIT_S)
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    assert not check or done.returncode == 0, f"{arguments} ended with {done.returncode}: {errors}{output}"
     return done
 
 
