@@ -137,7 +137,13 @@ def _find_sent(folder: SubmissionFolder, refusal: ClusterError) -> tuple[str, Pa
     # It may have heard a moment after it could be asked again, so it is asked more than once.
     for pause_s in (0.0, *_LOOK_AGAIN_S):
         time.sleep(pause_s)
-        text = retrying(ask, "squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%o")
+        try:
+            text = retrying(ask, "squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%o")
+        except SilentError:
+            raise SilentError(
+                f"{refusal}, and still gives none; the job may exist all the same. Once Slurm answers, see "
+                f"`squeue --me`: cancel the job if it is there (it can't start its run), then `resubmit {folder.path}`"
+            ) from None
         for job_id, _, command in (line.partition("|") for line in text.splitlines()):
             unknown = not (folder.cluster / f"{job_id}_submitted.pkl").exists()
             if unknown and command.startswith(f"{folder.cluster}/.submission_file_"):
