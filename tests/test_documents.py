@@ -42,7 +42,7 @@ NOT_RUN_HERE = {
     "scontrol show config | grep -E 'JobRequeue|KillWait|MaxArraySize|SlurmdTimeout'": "tests/slurm/test_readme.py",
     "scontrol show partition gpu | grep -E 'GraceTime|MaxTime|PreemptMode'": "tests/slurm/test_readme.py",
     "scontrol show job 1234 | grep -o 'Requeue=.'": "tests/slurm/test_readme.py",
-    "scancel --batch --signal=TERM 1234": "tests/slurm/test_templates.py",
+    "scancel --batch --signal=INT 1234": "tests/slurm/test_templates.py",
     "cp slurm_templates/one_node.sbatch my_run.sbatch": "tests/slurm/test_templates.py",
     "sbatch my_run.sbatch": "tests/slurm/test_templates.py",
 }

@@ -15,14 +15,16 @@ from hpc_resume.cli.submission import create_submission, no_submission, send
 from hpc_resume.cluster.base import EXIT_REQUEUED
 from hpc_resume.cluster.choose import kind_here, make_allocation
 from hpc_resume.cluster.local_allocation import JOB_ID, RESTART_COUNT
-from hpc_resume.cluster.processes import tie_to_parent
-from hpc_resume.cluster.slurm_allocation import SlurmAllocation, is_started_again
+from hpc_resume.cluster.processes import node_name, tie_to_parent
+from hpc_resume.cluster.slurm_allocation import NotRequeuedError, SlurmAllocation, is_in_job, is_started_again
 from hpc_resume.config import load_run
 from hpc_resume.config.check import check_before_submit
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.load import dump_config, load_config
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.errors import ClusterError, ConfigError, JournalError, RunBusyError
+from hpc_resume.errors import ConfigError, HpcResumeError, JournalError, RunBusyError
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
+from hpc_resume.journal.patience import patiently
 from hpc_resume.journal.reader import read_journal
 from hpc_resume.recovery.events import Submitted
 from hpc_resume.supervisor import supervise
@@ -69,18 +71,40 @@ def attach(target: Path, overrides: list[str], index: int) -> tuple[RunFolder, R
     return folder.run(index), load_run(folder.config, index)
 
 
-def run_here(folder: RunFolder, config: RunConfig) -> int:
-    """Supervise a run in this Slurm job, or on this machine.
+def run_target(target: Path, overrides: list[str], index: int) -> int:
+    """Supervise the run that is meant, in this Slurm job or on this machine; return the exit code.
 
     Raises:
-        ConfigError: the config asks for a Slurm job, and this is none, or one that does not fit.
+        ConfigError: the folder there was made from another config, there is no such run, or the config asks for a
+            Slurm job, and this is none, or one that does not fit.
+        RunBusyError: somebody else owns the run.
     """
-    allocation = make_allocation(config.cluster)
+    try:
+        # A job that has its nodes can wait for a disk; a person at a terminal wants to hear at once.
+        find = patiently(attach) if is_in_job(os.environ) else attach
+        folder, config = find(target, overrides, index)
+        allocation = make_allocation(config.cluster)
+    except (HpcResumeError, OSError) as error:
+        # A file that is there and wrong is as wrong on any other node.
+        wrong = isinstance(error, ConfigError) and target.exists()
+        if wrong or not is_started_again(os.environ):
+            raise
+        return _go_elsewhere(error)
     if isinstance(allocation, SlurmAllocation):
         return _run_in_job(folder, config, allocation)
     if os.environ.get(JOB_ID):
         return supervise(folder, config, allocation)
     return _run_without_queue(folder)
+
+
+def _go_elsewhere(error: Exception) -> int:
+    """Leave a node on which a run that went well before can't even be found, as long as there are others."""
+    allocation = SlurmAllocation(ClusterConfig())
+    if not allocation.can_avoid(node_name()):
+        raise error
+    _log.warning("this node can't be used, going to another one: %s", error)
+    allocation.requeue((node_name(),))
+    return EXIT_REQUEUED
 
 
 def _run_in_job(folder: RunFolder, config: RunConfig, allocation: SlurmAllocation) -> int:
@@ -94,11 +118,13 @@ def _run_in_job(folder: RunFolder, config: RunConfig, allocation: SlurmAllocatio
         if _is_fruitless(folder, allocation.restart_count):
             _log.exception("given up: the last %d starts led to no attempt", _MAX_RESTARTS)
             raise
-        _log.warning("putting the job back into the queue: %s", error)
         try:
+            if isinstance(error, NotRequeuedError):
+                raise
+            _log.warning("putting the job back into the queue: %s", error)
             allocation.requeue()
-        except ClusterError as refused:
-            _log.warning("Slurm does not put this job back into its queue (%s); sending a new one", refused)
+        except NotRequeuedError as refused:
+            _log.warning("sending a new job: %s", refused)
             job_id = send(
                 folder.submission, config, "slurm", Submitted(runs=(folder.index,), cluster="slurm"), new=False
             )

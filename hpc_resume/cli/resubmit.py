@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from hpc_resume.cluster.liveness import JobBook
     from hpc_resume.journal.folder import RunFolder
-    from hpc_resume.recovery.events import ClaimRequested
+    from hpc_resume.reporting.jobs import Jobs
     from hpc_resume.reporting.summary import RunSummary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Silent:
+    """What may still go on with a run and can't be asked from here."""
+
+    claim: int
+    """The newest claim that is over if it is gone; 0 if there is none."""
+    name: str
 
 
 def resubmit(
@@ -35,9 +44,9 @@ def resubmit(
     from hpc_resume.cli.choose_runs import parse_runs
     from hpc_resume.cli.submission import find_target, newest_command, send
     from hpc_resume.cluster.choose import cluster_kind
-    from hpc_resume.cluster.liveness import JobBook
     from hpc_resume.config.load import load_config
     from hpc_resume.recovery.events import ResubmitRequested
+    from hpc_resume.reporting.jobs import Jobs
     from hpc_resume.reporting.summary import summarize_submission
 
     folder, only = find_target(target)
@@ -45,13 +54,17 @@ def resubmit(
     chosen = parse_runs(runs, folder, only)
     # Read before the states are, so that a cancellation in between is not lifted unseen.
     lifts = newest_command(folder) if cancelled else None
-    book = JobBook()
-    silent = {run: owner for run in chosen if (owner := _silent_owner(folder.run(run), book)) is not None}
+    jobs = Jobs(folder)
+    silent = {run: owner for run in chosen if (owner := _silent_owner(folder.run(run), jobs)) is not None}
+    summaries = [s for s in summarize_submission(folder, jobs=jobs) if s.run in chosen]
+    silent |= {s.run: job for s in summaries if (job := _job_elsewhere(folder.run(s.run), s, jobs)) is not None}
     gone = silent if owner_is_gone else {}
-    summaries = [s for s in summarize_submission(folder) if s.run in chosen]
     again = [s for s in summaries if _is_wanted(s, silent=s.run in silent, gone=s.run in gone, cancelled=cancelled)]
     for run in sorted(silent.keys() - gone.keys()):
-        sys.stderr.write(f"{_left_alone(run, silent[run])}\n")
+        sys.stderr.write(
+            f"run {run} is left alone: {silent[run].name} can't be asked from here; "
+            "if you know that it is gone, add --owner-is-gone\n"
+        )
     ids = tuple(s.run for s in again)
     if dry_run or not ids:
         line = f"would send {named(ids, len(chosen))} again"
@@ -67,7 +80,7 @@ def resubmit(
         lifts=lifts,
         gone={str(run): gone[run].claim for run in ids if run in gone},
     )
-    job_id = send(folder, config, kind, intent, new=False)
+    job_id = send(folder, config, kind, intent, new=False, book=jobs.book)
     output.after_sending(folder, config, kind, job_id, list(ids), detach=detach, as_json=as_json)
 
 
@@ -78,24 +91,32 @@ def _is_wanted(summary: RunSummary, *, silent: bool, gone: bool, cancelled: bool
     return summary.state in ("failed", "stopped", "lost") or (cancelled and summary.state == "cancelled")
 
 
-def _silent_owner(run: RunFolder, book: JobBook) -> ClaimRequested | None:
+def _silent_owner(run: RunFolder, jobs: Jobs) -> _Silent | None:
     """Return the newest supervisor that can't be asked from here, unless another one is alive."""
-    from hpc_resume.cluster.liveness import liveness
     from hpc_resume.journal.reader import read_journal
 
     found = None
     for claim in read_journal(run).history.claims:
         if claim.ended is None:
-            state = liveness(claim.request, book)
+            state = jobs.liveness(claim.request)
             if state == "alive":
                 return None
             if state == "unknown":
-                found = claim.request
+                owner = claim.request
+                found = _Silent(claim=owner.claim, name=f"its supervisor (process {owner.pid} on {owner.host})")
     return found
 
 
-def _left_alone(run: int, owner: ClaimRequested) -> str:
-    return (
-        f"run {run} is left alone: its supervisor (process {owner.pid} on {owner.host}) can't be asked from here; "
-        "if you know that it is gone, add --owner-is-gone"
-    )
+def _job_elsewhere(run: RunFolder, summary: RunSummary, jobs: Jobs) -> _Silent | None:
+    """Return the job in another Slurm that is all that a run without a supervisor may still be waiting for."""
+    from hpc_resume.journal.reader import read_journal
+
+    if summary.state not in ("waiting", "requeued"):
+        return None
+    history = read_journal(run).history
+    job = jobs.of(run.index, history)
+    if job.living or not job.elsewhere:
+        return None
+    name, cluster = job.elsewhere[-1]
+    newest = history.claims[-1].request.claim if history.claims else 0
+    return _Silent(claim=newest, name=f"its job {name} in the Slurm cluster {cluster}")

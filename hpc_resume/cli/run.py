@@ -19,8 +19,7 @@ def run(
     """
     import logging
 
-    from hpc_resume.cli.attach import attach, run_here
+    from hpc_resume.cli.attach import run_target
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor %(message)s")
-    folder, config = attach(target, overrides or [], index)
-    raise SystemExit(run_here(folder, config))
+    raise SystemExit(run_target(target, overrides or [], index))

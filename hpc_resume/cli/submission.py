@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hpc_resume.cluster.choose import make_cluster
+from hpc_resume.cluster.liveness import JobBook
 from hpc_resume.cluster.slurm_commands import SilentError
 from hpc_resume.config.load import dump_config, load_config
 from hpc_resume.config.schema import RunConfig
@@ -132,23 +134,42 @@ def newest_command(folder: SubmissionFolder) -> int:
 
 
 def send(
-    folder: SubmissionFolder, config: RunConfig, kind: str, intent: ev.Submitted | ev.ResubmitRequested, *, new: bool
+    folder: SubmissionFolder,
+    config: RunConfig,
+    kind: str,
+    intent: ev.Submitted | ev.ResubmitRequested,
+    *,
+    new: bool,
+    book: JobBook | None = None,
 ) -> str:
     """Record the intent, hand the runs to the cluster, record the outcome; return the job's id.
 
     If the cluster refuses a `new` submission, its folder is taken back: nothing half-made stays. Where it is silent
-    there may be a job all the same, and then that needs its folder.
+    there may be a job all the same, and then that needs its folder. `book` may know already which Slurm this is.
     """
-    writer = record_operator(folder, intent)
+    with closing(record_operator(folder, intent)) as writer:
+        # Asked before the job exists: nothing may delay the record of its number.
+        slurm_cluster = _slurm_cluster(config, book or JobBook()) if kind == "slurm" else ""
+        try:
+            job_id = make_cluster(kind).submit(folder, list(intent.runs), config)
+        except (ClusterError, ConfigError) as error:
+            writer.record(ev.OperatorOutcome(ok=False, job_id="", message=str(error)))
+            if new and not isinstance(error, SilentError):
+                shutil.rmtree(folder.path)
+            raise
+        writer.record(ev.OperatorOutcome(ok=True, job_id=job_id, message="submitted", slurm_cluster=slurm_cluster))
+        return job_id
+
+
+def _slurm_cluster(config: RunConfig, book: JobBook) -> str:
+    """Return the name of the Slurm that a job will be sent to; empty if that can't be known."""
+    chosen = config.cluster.sbatch.get("clusters")
+    if chosen:
+        return chosen if isinstance(chosen, str) and "," not in chosen else ""
     try:
-        job_id = make_cluster(kind).submit(folder, list(intent.runs), config)
-    except (ClusterError, ConfigError) as error:
-        writer.record(ev.OperatorOutcome(ok=False, job_id="", message=str(error)))
-        if new and not isinstance(error, SilentError):
-            shutil.rmtree(folder.path)
-        raise
-    writer.record(ev.OperatorOutcome(ok=True, job_id=job_id, message="submitted"))
-    return job_id
+        return book.slurm_cluster()
+    except SilentError:
+        return ""
 
 
 def _provenance() -> dict[str, object]:

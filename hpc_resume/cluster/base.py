@@ -23,11 +23,14 @@ EXIT_STOPPED = 143
 """A person stopped or cancelled the run; nothing is to start it again by itself."""
 
 
+InterruptionCause = Literal["preempted", "deadline", "node", "cancelled", "crash", "out_of_memory"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interruption:
     """What the cluster is doing to a job, and why."""
 
-    cause: Literal["preempted", "deadline", "node", "cancelled"]
+    cause: InterruptionCause
     message: str
     nodes: tuple[str, ...] = ()
     """The nodes that were lost."""
@@ -68,6 +71,8 @@ class Allocation(Protocol):
 
     nodes: tuple[str, ...]
     """The nodes that belong to it."""
+    sigterm_is_a_person: bool
+    """Whether only people send SIGTERM here; else the cluster does, and only SIGINT is surely a person's."""
 
     def request(self, claim: int) -> ClaimRequested:
         """Return who this supervisor is."""

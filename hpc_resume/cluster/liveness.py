@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 from hpc_resume.cluster.processes import boot_id, is_running, machine_id, node_name, pid_namespace
-from hpc_resume.cluster.slurm_commands import final_states, show_jobs
-from hpc_resume.cluster.slurm_facts import RUNNING, WAITING, JobFacts
+from hpc_resume.cluster.slurm_commands import SilentError, final_states, setting, show_jobs
+from hpc_resume.cluster.slurm_facts import ENDED, GONE, JobFacts
 from hpc_resume.errors import ClusterError
 from hpc_resume.journal.claims import Liveness
 from hpc_resume.recovery.events import ClaimRequested
 
 
 class JobBook:
-    """What Slurm says of jobs; each array is asked about once."""
+    """What Slurm says of itself and of jobs; each array is asked about once."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
         self._arrays: dict[str, dict[str, JobFacts] | ClusterError] = {}
         self._final: dict[str, dict[str, str]] = {}
+        self._name: str | SilentError | None = None
+
+    def slurm_cluster(self) -> str:
+        """Return the name of the Slurm that is asked here, which is asked for once; empty if it does not say.
+
+        Raises:
+            SilentError: it does not answer.
+        """
+        if self._name is None:
+            try:
+                self._name = setting("ClusterName") or ""
+            except SilentError as error:
+                self._name = error
+            except ClusterError:
+                self._name = ""
+        if isinstance(self._name, SilentError):
+            raise self._name
+        return self._name
+
+    def is_elsewhere(self, slurm_cluster: str) -> bool:
+        """Tell whether jobs of a Slurm of that name are out of reach here: their numbers may be those of other jobs.
+
+        Raises:
+            SilentError: the one that could be asked here does not say who it is.
+        """
+        return bool(slurm_cluster) and are_apart(slurm_cluster, self.slurm_cluster())
 
     def find(self, *names: str) -> JobFacts | None:
         """Return a job that goes by one of these names, from the controller or else from the accounting; else None.
@@ -41,8 +67,13 @@ class JobBook:
         for name in names:
             if (state := self._final[array].get(name)) is not None:
                 # What the controller has forgotten is over, whatever the accounting has missed.
-                return JobFacts(job_id=name, state="GONE" if state in (*WAITING, *RUNNING) else state)
+                return JobFacts(job_id=name, state=state if state in ENDED else GONE)
         return None
+
+
+def are_apart(one: str, other: str) -> bool:
+    """Tell whether two names of Slurm clusters are known, and differ."""
+    return bool(one and other) and one.lower() != other.lower()
 
 
 def liveness(request: ClaimRequested, book: JobBook | None = None) -> Liveness:
@@ -73,6 +104,8 @@ def _job_liveness(request: ClaimRequested, book: JobBook) -> Liveness:
     A node that is cut off may go on with a job that was started elsewhere; the newer claim keeps it from doing harm.
     """
     try:
+        if book.is_elsewhere(request.slurm_cluster):
+            return "unknown"
         facts = book.find(request.job_id)
     except ClusterError:
         return "unknown"

@@ -23,6 +23,7 @@ class LocalAllocation:
     def __init__(self) -> None:
         """Take this machine as it is."""
         self.nodes: tuple[str, ...] = (node_name(),)
+        self.sigterm_is_a_person = True
 
     def request(self, claim: int) -> ClaimRequested:
         """Return who this supervisor is."""

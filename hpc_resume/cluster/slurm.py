@@ -5,18 +5,18 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from hpc_resume.cluster.slurm_commands import SilentError, ask, in_one_line, setting, show_jobs
+from hpc_resume.cluster.slurm_commands import SilentError, ask, in_one_line, is_silence, setting, show_jobs
 from hpc_resume.cluster.slurm_job import SlurmJob
 from hpc_resume.cluster.srun import gres_of
 from hpc_resume.config.schema import RunConfig
@@ -144,16 +144,20 @@ def _find_sent(folder: SubmissionFolder, refusal: ClusterError) -> tuple[str, Pa
                 f"{refusal}, and still gives none; the job may exist all the same. Once Slurm answers, see "
                 f"`squeue --me`: cancel the job if it is there (it can't start its run), then `resubmit {folder.path}`"
             ) from None
-        for job_id, _, command in (line.partition("|") for line in text.splitlines()):
-            unknown = not (folder.cluster / f"{job_id}_submitted.pkl").exists()
-            if unknown and command.startswith(f"{folder.cluster}/.submission_file_"):
-                (pickle, *_) = folder.cluster.glob(f"{'[0-9a-f]' * 32}.pkl")
-                return job_id, pickle
+        pairs = [line.split("|", 1) for line in text.splitlines()]
+        ours = {job for job, command in pairs if command.startswith(f"{folder.cluster}/.submission_file_")}
+        unknown = sorted(job for job in ours if not (folder.cluster / f"{job}_submitted.pkl").exists())
+        if unknown:
+            # sbatch itself tries again, so that there can be several; one is enough.
+            if len(unknown) > 1:
+                ask("scancel", "--quiet", *unknown[1:])
+            (pickle, *_) = folder.cluster.glob(f"{'[0-9a-f]' * 32}.pkl")
+            return unknown[0], pickle
     raise ClusterError(f"{refusal}; it answers again, and the job is not there: nothing was sent")
 
 
 def _refusal(text: str) -> ClusterError:
-    if re.search(r"timed out|unable to contact|unexpected message|connection|no response", text, re.IGNORECASE):
+    if is_silence(text):
         return SilentError(f"Slurm did not answer: {text}")
     return ClusterError(f"sbatch refused: {text}; nothing was sent")
 
@@ -211,8 +215,12 @@ def _as_list(runs: list[int]) -> str:
 def _share_pickle(pickle: Path, job_id: str, runs: list[int]) -> None:
     """Give the description to the job, and to each element of an array, under the names that submitit looks for."""
     for name in (job_id, *(f"{job_id}_{run}" for run in runs)):
-        with suppress(FileExistsError):
-            (pickle.parent / f"{name}_submitted.pkl").hardlink_to(pickle)
+        path = pickle.parent / f"{name}_submitted.pkl"
+        if path != pickle:
+            # Complete from the first moment on: a job that waits for it loads what it finds.
+            temporary = path.with_suffix(".tmp")
+            shutil.copy(pickle, temporary)
+            temporary.replace(path)
 
 
 @contextmanager

@@ -7,11 +7,12 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from math import inf
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from hpc_resume.cluster.base import Interruption
-from hpc_resume.cluster.liveness import liveness
+from hpc_resume.cluster.liveness import are_apart, liveness, process_liveness
 from hpc_resume.cluster.processes import boot_id, machine_id, node_name, pid_namespace, start_ticks
 from hpc_resume.cluster.slurm_commands import (
     SilentError,
@@ -22,7 +23,7 @@ from hpc_resume.cluster.slurm_commands import (
     setting,
     show_jobs,
 )
-from hpc_resume.cluster.slurm_facts import JobFacts, interruption_of
+from hpc_resume.cluster.slurm_facts import JobFacts, interruption_from_state, interruption_of
 from hpc_resume.cluster.srun import SrunWorkers
 from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.errors import ClusterError, ConfigError
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _ASK_AGAIN_S = 60.0
 """How often Slurm is asked for the end of the job's time, which an administrator may move."""
 _PROBE_LIMIT_S = 30.0
+_LAST_S = 30.0
+"""What is kept of the job's time to put it back into the queue."""
 _PATIENCE_S = 600.0
 _SECOND_OPINION_S = 3.0
 """A process that Slurm is ending has `KillWait` left to write down why, 30 s on most clusters."""
@@ -59,8 +62,14 @@ def job_name(environment: Mapping[str, str]) -> str:
     return environment["SLURM_JOB_ID"]
 
 
+class NotRequeuedError(ClusterError):
+    """Slurm will not start a job again."""
+
+
 class SlurmAllocation:
     """The Slurm job that this process is the batch step of."""
+
+    sigterm_is_a_person = False
 
     def __init__(self, config: ClusterConfig) -> None:
         """Take the job from the environment.
@@ -71,7 +80,8 @@ class SlurmAllocation:
         if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") != "interactive":
             raise ConfigError(
                 "the supervisor was started by srun; call it directly in the batch script (`exec python -m hpc_resume "
-                "run ...`), it starts the ranks itself"
+                "run ...`), it starts the ranks itself; in a shell that srun gave you, train on this node alone with "
+                "cluster.kind=local"
             )
         self.job_id = job_name(os.environ)
         self.restart_count = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -97,12 +107,22 @@ class SlurmAllocation:
             start_ticks=start_ticks(os.getpid()),
             pid_namespace=pid_namespace(),
             machine_id=machine_id(),
+            slurm_cluster=os.environ.get("SLURM_CLUSTER_NAME", ""),
         )
 
     def liveness(self, request: ClaimRequested) -> Liveness:
-        """Tell whether another supervisor is still there; one of an earlier start of this very job is not."""
-        if request.cluster == "slurm" and request.job_id == self.job_id and request.restart_count < self.restart_count:
-            return "dead"
+        """Tell whether another supervisor is still there; one of an earlier start of this very job is not.
+
+        Raises:
+            ClusterError: Slurm gives no answer for a long time.
+        """
+        elsewhere = are_apart(request.slurm_cluster, os.environ.get("SLURM_CLUSTER_NAME", ""))
+        if request.cluster == "slurm" and request.job_id == self.job_id and not elsewhere:
+            if request.restart_count < self.restart_count:
+                return "dead"
+            return process_liveness(request)
+        # A controller that is silent for a moment must not make this run look taken.
+        self._facts()
         return liveness(request)
 
     def end_leftovers(self, folder: RunFolder, attempt: int) -> None:
@@ -138,7 +158,7 @@ class SlurmAllocation:
         if not silent:
             return self._interruption()
         _log.warning("%s can't start a step; waiting for what Slurm makes of it", ", ".join(silent))
-        deadline = time.monotonic() + self._node_timeout_s() + 60.0
+        deadline = time.monotonic() + min(self._node_timeout_s() + 60.0, (self.seconds_left() or inf) - _LAST_S)
         while time.monotonic() < deadline:
             found = self._interruption()
             if found is not None:
@@ -149,10 +169,9 @@ class SlurmAllocation:
         return Interruption(cause="node", message=f"{', '.join(silent)} can't start a step any more", nodes=silent)
 
     def why_lost(self, request: ClaimRequested, nodes: tuple[str, ...]) -> Interruption | None:
-        """Ask Slurm why another supervisor vanished, whose job had these nodes.
-
-        The accounting knows how the earlier starts of this job ended. Without it, nodes that are down say enough.
-        """
+        """Ask Slurm why another supervisor vanished, whose job had these nodes."""
+        if are_apart(request.slurm_cluster, os.environ.get("SLURM_CLUSTER_NAME", "")):
+            return None  # another job has its number here
         states = earlier_states(request.job_id)
         state = states[request.restart_count] if len(states) > request.restart_count else ""
         try:
@@ -160,16 +179,7 @@ class SlurmAllocation:
         except ClusterError as error:
             _log.warning("can't ask for the state of %s: %s", ", ".join(nodes), error)
             down = ()
-        if state == "NODE_FAIL" or (not state and down):
-            names = ", ".join(down) or "a node"
-            return Interruption(cause="node", message=f"Slurm lost {names}", nodes=down, final=True)
-        if state in ("PREEMPTED", "REQUEUED"):
-            return Interruption(cause="preempted", message=f"Slurm says {state}", final=True)
-        if state in ("TIMEOUT", "DEADLINE"):
-            return Interruption(cause="deadline", message=f"Slurm says {state}", final=True)
-        if state == "CANCELLED":
-            return Interruption(cause="cancelled", message="the job was cancelled in Slurm", final=True)
-        return None
+        return interruption_from_state(state, down)
 
     def can_avoid(self, node: str) -> bool:
         """Tell whether the partition has enough nodes like this one without it and those avoided already.
@@ -195,10 +205,11 @@ class SlurmAllocation:
         """Put this job back into Slurm's queue, once, whatever its controller does meanwhile.
 
         `requeue incomplete` does nothing to a job that was cancelled, and nothing twice. When the controller is silent
-        it may have heard all the same, so the restart count is looked at before the next try.
+        it may have heard all the same, so the restart count is looked at before the next try. A job that a person
+        has cancelled is left alone.
 
         Raises:
-            ClusterError: Slurm refuses.
+            NotRequeuedError: Slurm will not start this job again.
         """
         for attempt in Retrying(
             retry=retry_if_exception_type(SilentError),
@@ -208,16 +219,32 @@ class SlurmAllocation:
         ):
             with attempt:
                 facts = self._facts(limit_s=0)
-                if facts is None or not facts.lives:
-                    break
-                if facts.restarts == self.restart_count:
-                    if not facts.may_requeue:
-                        ask("scontrol", "update", f"JobId={self.job_id}", "Requeue=1")
-                    ask("scontrol", "requeue", "incomplete", self.job_id)
-                if avoid:
+                if facts is None:
+                    raise NotRequeuedError(f"Slurm knows job {self.job_id} no more")
+                if facts.restarts == self.restart_count and not facts.is_ending(self.restart_count):
+                    self._ask_for_requeue(facts)
+                    facts = self._facts(limit_s=0) or facts
+                if facts.restarts > self.restart_count:
                     self._avoid(facts, avoid)
+                    return
+                found = self._interruption()
+                if found is None or found.cause != "cancelled":
+                    why = found.message if found is not None else f"it is {facts.state}"
+                    raise NotRequeuedError(f"Slurm does not start job {self.job_id} again: {why}")
+
+    def _ask_for_requeue(self, facts: JobFacts) -> None:
+        try:
+            if not facts.may_requeue:
+                ask("scontrol", "update", f"JobId={self.job_id}", "Requeue=1")
+            ask("scontrol", "requeue", "incomplete", self.job_id)
+        except SilentError:
+            raise
+        except ClusterError as error:
+            raise NotRequeuedError(str(error)) from error
 
     def _avoid(self, facts: JobFacts, avoid: tuple[str, ...]) -> None:
+        if not avoid:
+            return
         # Slurm takes this only for a job that waits, and the new list replaces the old one.
         names = sorted({*expand_nodes(facts.excluded), *avoid})
         try:
@@ -231,19 +258,18 @@ class SlurmAllocation:
             facts = self._facts(limit_s=0)
         except ClusterError:
             return False
-        return facts is None or facts.restarts > self.restart_count or facts.state not in ("RUNNING", "SUSPENDED")
+        return facts is None or facts.is_ending(self.restart_count)
 
     def _interruption(self) -> Interruption | None:
         facts = self._facts()
         if facts is None:
             return None
-        ends = facts.restarts > self.restart_count or facts.state not in ("RUNNING", "SUSPENDED")
-        found = interruption_of(facts, self.restart_count, down_nodes(self.nodes) if ends else ())
-        if found is not None and found.cause == "preempted" and found.final:
-            # A node that was gone for a moment only is back by now; the accounting knows better, where there is one.
+        down = down_nodes(self.nodes) if facts.is_ending(self.restart_count) else ()
+        found = interruption_of(facts, self.restart_count, down)
+        if found is not None and found.final and found.cause in ("preempted", "cancelled"):
+            # A node that was gone for a moment is back by now, and there are limits that the job does not know of.
             states = earlier_states(self.job_id, _SECOND_OPINION_S)[self.restart_count :]
-            if states[:1] == ["NODE_FAIL"]:
-                return Interruption(cause="node", message="Slurm lost a node and requeued the job", final=True)
+            return interruption_from_state(states[0] if states else "", ()) or found
         return found
 
     def _facts(self, *, limit_s: float = _PATIENCE_S) -> JobFacts | None:
@@ -259,13 +285,17 @@ class SlurmAllocation:
         raise AssertionError("unreachable")
 
     def _silent_nodes(self) -> tuple[str, ...]:
-        """Return the nodes on which no step can be started."""
+        """Return the nodes on which no step can be started; none if the question itself does not work here."""
+        # Not what the job was sent with: some of its options let no second step start beside the first.
+        kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTERS")
+        environment = {n: v for n, v in os.environ.items() if n in kept or not n.startswith(("SLURM", "SRUN_"))}
         probes = {
             node: subprocess.Popen(
                 ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--gres=none", "true"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=environment,
             )
             for node in self.nodes
         }
@@ -280,6 +310,9 @@ class SlurmAllocation:
                 code = -1
             if code != 0:
                 silent.append(node)
+        if node_name() in silent:
+            _log.warning("not even the supervisor's own node can start a step, so that says nothing")
+            return ()
         return tuple(silent)
 
     def _node_timeout_s(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ LIMIT_S = 30.0
 _SILENT = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Unexpected message received|Connection refused|"
     r"Communication connection failure|Zero Bytes were transmitted|Slurm backup controller in standby|"
-    r"Slurm database is not available",
+    r"Slurm database is not available|munge|authentication|credential",
     re.IGNORECASE,
 )
 
@@ -55,8 +54,13 @@ def ask(*command: str, limit_s: float = LIMIT_S) -> str:
         raise SilentError(f"`{' '.join(command)}` gave no answer within {limit_s:.0f} s") from error
     if done.returncode == 0:
         return done.stdout
-    kind = SilentError if _SILENT.search(done.stderr) else ClusterError
+    kind = SilentError if is_silence(done.stderr) else ClusterError
     raise kind(f"`{' '.join(command)}` failed: {in_one_line(done.stderr) or f'exit code {done.returncode}'}")
+
+
+def is_silence(text: str) -> bool:
+    """Tell whether a program of Slurm complains of the controller that did not answer, and not of its answer."""
+    return _SILENT.search(text) is not None
 
 
 def _ignore_stop() -> None:
@@ -67,11 +71,6 @@ def in_one_line(text: str) -> str:
     """Return what a program of Slurm complained of, without its own name before each line."""
     lines = (re.sub(r"^\w+: (?:error: |fatal: )?", "", line.strip()) for line in text.splitlines())
     return "; ".join(dict.fromkeys(line for line in lines if line))
-
-
-def has_slurm() -> bool:
-    """Tell whether Slurm's programs are here."""
-    return shutil.which("scontrol") is not None
 
 
 def show_jobs(job_id: str) -> list[JobFacts]:
@@ -128,7 +127,7 @@ def down_nodes(nodes: Iterable[str]) -> tuple[str, ...]:
     names = ",".join(nodes)
     if not names:
         return ()
-    text = ask("sinfo", "-N", "-h", "-n", names, "-o", "%N %T")
+    text = ask("sinfo", "-a", "-N", "-h", "-n", names, "-o", "%N %T")
     pairs = (line.split() for line in text.splitlines())
     return tuple(sorted({name for name, state in pairs if state.startswith(("down", "fail"))}))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_resume.cluster.base import Interruption
+from hpc_resume.cluster.base import Interruption, InterruptionCause
 
 WAITING = (
     *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
@@ -16,8 +16,26 @@ WAITING = (
 )
 """States of a job that will start, or start again."""
 
-RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING")
-"""States of a job that has processes, or may still have some."""
+GONE = "GONE"
+"""Not one of Slurm's: the controller has forgotten the job, so that it is over, and nobody knows how."""
+
+ENDED = (
+    GONE,
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"),
+)
+"""States of a job that is over. One that this version has never heard of is none: the job may be alive."""
+
+_CAUSES: dict[str, InterruptionCause] = {
+    "PREEMPTED": "preempted",
+    "REQUEUED": "preempted",
+    "TIMEOUT": "deadline",
+    "DEADLINE": "deadline",
+    "CANCELLED": "cancelled",
+    # Slurm says that of a job whose supervisor was killed alone, or crashed.
+    "FAILED": "crash",
+    "OUT_OF_MEMORY": "out_of_memory",
+}
 
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _NONE = ("", "None", "(null)", "N/A", "Unknown")
@@ -42,7 +60,6 @@ class JobFacts:
     """Nodes that it was told to run on; it can't start without them."""
     partition: str = ""
     may_requeue: bool = True
-    is_batch: bool = True
     exit_code: str = ""
 
     @property
@@ -53,7 +70,11 @@ class JobFacts:
     @property
     def lives(self) -> bool:
         """Whether it may still do something."""
-        return self.state in WAITING or self.state in RUNNING
+        return self.state not in ENDED
+
+    def is_ending(self, restart_count: int) -> bool:
+        """Tell whether Slurm is ending, or has ended, all processes of the `restart_count`-th restart of this job."""
+        return self.restarts > restart_count or self.state == "COMPLETING" or self.state in ENDED
 
 
 def parse_jobs(text: str) -> list[JobFacts]:
@@ -89,7 +110,6 @@ def _facts(job_id: str, fields: dict[str, str]) -> JobFacts:
         required=text("ReqNodeList"),
         partition=text("Partition"),
         may_requeue=fields.get("Requeue", "1") != "0",
-        is_batch=fields.get("BatchFlag", "1") != "0",
         exit_code=text("ExitCode"),
     )
 
@@ -118,21 +138,35 @@ def interruption_of(facts: JobFacts, restart_count: int, down: tuple[str, ...]) 
 
     `down` are those of its nodes that Slurm does not hear from. Slurm counts a restart when it takes a job from its
     nodes, so that within a job a higher count means that it is being requeued. A job that is being ended for good is
-    `COMPLETING` with the same count, for whatever reason: only the time that it ran tells a limit from a cancel.
+    `COMPLETING` with the same count; its reason, or the time that it ran, tells a limit from a cancel.
     """
+    ends = facts.is_ending(restart_count)
+    if down and ends:
+        names = ", ".join(down)
+        requeued = " and requeued the job" if facts.restarts > restart_count else ""
+        return Interruption(cause="node", message=f"Slurm lost {names}{requeued}", nodes=down, final=True)
     if facts.restarts > restart_count:
-        if down:
-            return Interruption(
-                cause="node", message=f"Slurm lost {', '.join(down)} and requeued the job", nodes=down, final=True
-            )
         return Interruption(cause="preempted", message="Slurm took the job back into its queue", final=True)
-    ends = not facts.waits and (facts.state == "COMPLETING" or facts.state not in RUNNING)
     if facts.preempted:
         return Interruption(cause="preempted", message="Slurm needs its nodes for another job", final=ends)
     if not ends:
         return None
-    if down:
-        return Interruption(cause="node", message=f"Slurm lost {', '.join(down)}", nodes=down, final=True)
-    if facts.limit_s is not None and facts.run_s >= facts.limit_s:
+    over = facts.limit_s is not None and facts.run_s >= facts.limit_s
+    if over or facts.reason in ("TimeLimit", "DeadLine"):
         return Interruption(cause="deadline", message="the job's time is over", final=True)
     return Interruption(cause="cancelled", message="the job was cancelled in Slurm", final=True)
+
+
+def interruption_from_state(state: str, down: tuple[str, ...]) -> Interruption | None:
+    """Say why a start of a job ended, from the state that the accounting has for it; None if that says nothing.
+
+    Without a state, nodes that are `down` say enough.
+    """
+    if state == "NODE_FAIL" or (not state and down):
+        names = ", ".join(down) or "a node"
+        return Interruption(cause="node", message=f"Slurm lost {names}", nodes=down, final=True)
+    cause = _CAUSES.get(state)
+    if cause is None:
+        return None
+    message = "the job was cancelled in Slurm" if cause == "cancelled" else f"Slurm says {state}"
+    return Interruption(cause=cause, message=message, final=True)

@@ -15,6 +15,8 @@ class StopSignal:
     def __init__(self) -> None:
         """Take SIGTERM and SIGINT as a stop, SIGUSR2 as a wish to save and go back to the queue; CONT means nothing."""
         self.requests = 0
+        self.interrupted = False
+        """Whether one of them was SIGINT, which no cluster sends."""
         self.requeue_wished = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
@@ -28,7 +30,8 @@ class StopSignal:
         """Whether anybody has asked for a stop."""
         return self.requests > 0
 
-    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        self.interrupted = self.interrupted or number == signal.SIGINT
         self.requests += 1
 
     def _on_requeue(self, _number: int, _frame: FrameType | None) -> None:

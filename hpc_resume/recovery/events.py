@@ -57,6 +57,8 @@ class ClaimRequested:
     """Where `pid` means something: two containers on one machine count their processes apart."""
     machine_id: str = ""
     """Stays the same when the machine starts again, unlike `boot_id`; empty where it can't be read."""
+    slurm_cluster: str = ""
+    """The name of the Slurm whose job this is: job numbers mean nothing in another; empty if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +338,8 @@ class OperatorOutcome:
     ok: bool
     job_id: str
     message: str
+    slurm_cluster: str = ""
+    """The name of the Slurm that took the job; empty if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

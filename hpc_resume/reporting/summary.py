@@ -46,14 +46,16 @@ class RunSummary:
     cause: str | None = None
     """Why its newest attempt ended; null while it has not, or nobody has written it down yet."""
     job: str = ""
-    """Its newest Slurm job, as `scontrol` takes it; empty on this machine."""
+    """Its newest Slurm job that lives, else its newest one, as `scontrol` takes it; empty on this machine."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Its own values of the swept settings, by their dotted keys; empty without a sweep."""
 
 
-def summarize_submission(folder: SubmissionFolder, only: int | None = None) -> list[RunSummary]:
-    """Summarize every run of a submission, or the `only` one that is meant."""
-    jobs, settings = Jobs(folder), load_config(folder.config)
+def summarize_submission(
+    folder: SubmissionFolder, only: int | None = None, jobs: Jobs | None = None
+) -> list[RunSummary]:
+    """Summarize every run of a submission, or the `only` one that is meant; `jobs` may have been asked about before."""
+    jobs, settings = jobs or Jobs(folder), load_config(folder.config)
     summaries = []
     for run in folder.runs():
         if only is not None and run.index != only:

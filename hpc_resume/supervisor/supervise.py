@@ -150,6 +150,7 @@ class _Supervisor:
         workers = self._allocation.start(self._folder, number, self._claim, self._config.cluster)
         around = Surroundings(
             stops=lambda: self._stop.requests,
+            by_a_person=self._is_a_person,
             requeue_wished=lambda: self._stop.requeue_wished,
             interruption=lambda: self._note(self._allocation.interruption()),
             cancelled=lambda: read_cancelled(self._folder),
@@ -185,11 +186,17 @@ class _Supervisor:
     def _why_to_end(self) -> Interruption | None:
         """Find out who wants this process to end; None for a person."""
         try:
-            return self._note(self._allocation.interruption())
+            found = self._note(self._allocation.interruption())
         except ClusterError as error:
             # A stop that may be the cluster's must not become one that stays.
             _log.warning("asked to end, and can't ask why: %s", error)
             return Interruption(cause="preempted", message="asked to end, and nobody could say by whom")
+        if found is None and not self._is_a_person():
+            return Interruption(cause="preempted", message="asked to end, and nobody says why")
+        return found
+
+    def _is_a_person(self) -> bool:
+        return self._stop.interrupted or self._allocation.sigterm_is_a_person
 
     def _note(self, found: Interruption | None) -> Interruption | None:
         """Record a cancellation at once: it must outlive whatever else ends this job."""

@@ -34,6 +34,8 @@ class Surroundings:
 
     stops: Callable[[], int]
     """How often this process was asked to end."""
+    by_a_person: Callable[[], bool]
+    """Whether that was a person, if it was not the cluster for all that it says."""
     requeue_wished: Callable[[], bool]
     interruption: Callable[[], Interruption | None]
     cancelled: Callable[[], bool]
@@ -146,7 +148,8 @@ def _on_stop(around: Surroundings) -> tuple[Request, Interruption | None]:
         _log.warning("asked to end, and can't ask why: %s", error)
         return "preempted", None
     if found is None:
-        return "terminated", None
+        # A node that is shut down, say, before Slurm knows of it: the run must go on elsewhere.
+        return "terminated" if around.by_a_person() else "preempted", None
     return ("deadline" if found.cause == "deadline" else "preempted"), found
 
 

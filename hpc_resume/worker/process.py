@@ -42,8 +42,9 @@ class RankProcess:
         os.dup2(descriptor, 2)
         os.close(descriptor)
         # No rank may outlive its supervisor: that kills its launcher, and the kernel the rest.
+        # Under srun the parent is Slurm's own, which ends the ranks of a job that is over; in a container it may be 1.
         launcher = os.environ.get(LAUNCHER)
-        tie_to_parent(int(launcher) if launcher else None, signal.SIGKILL)
+        tie_to_parent(int(launcher) if launcher else os.getppid(), signal.SIGKILL)
         # The supervisor asks for this before it ends silent ranks.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         # Only a flag: all ranks agree on the step at which they leave.

@@ -11,9 +11,9 @@ from support.stand_in_slurm import INVALID, StandInSlurm, job_line
 
 from hpc_resume.cluster.choose import kind_here, make_allocation
 from hpc_resume.cluster.local_allocation import LocalAllocation
-from hpc_resume.cluster.slurm_allocation import SlurmAllocation, job_name
+from hpc_resume.cluster.slurm_allocation import NotRequeuedError, SlurmAllocation, job_name
 from hpc_resume.config.cluster_section import ClusterConfig
-from hpc_resume.errors import ClusterError, ConfigError
+from hpc_resume.errors import ConfigError
 
 Answer = Callable[..., None]
 TWO = ClusterConfig(kind="slurm", nodes=2)
@@ -44,6 +44,7 @@ case "$*" in
     "show hostnames n[1-2]") printf 'n1\\nn2\\n';;
     "show hostnames "*) IFS=,; printf '%s\\n' $3;;
     "-o show job "*) /bin/cat "${{0%/*}}/job";;
+    "requeue incomplete 90_3") /bin/sed -i 's/RUNNING/PENDING/; s/Restarts=1/Restarts=2/' "${{0%/*}}/job";;
 esac
 """
         (slurm.folder / "scontrol").write_text(script, encoding="utf-8")
@@ -132,20 +133,43 @@ def test_a_job_goes_back_to_the_queue_only_if_it_still_runs(me: SlurmAllocation,
     assert changes(slurm) == ["requeue incomplete 90_3"]
 
 
-GONE = {
-    "requeued already": job_line("90_3", "PENDING", Restarts=2),
-    "being requeued": job_line("90_3", "COMPLETING", Restarts=2),
-    "cancelled": job_line("90_3", "CANCELLED", Restarts=1),
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])
+def test_a_job_that_was_requeued_already_is_only_kept_from_nodes(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm, state: str
+) -> None:
+    answer(job_line("90_3", state, Restarts=2))
+    me.requeue()
+    assert changes(slurm) == []
+    me.requeue(("n1",))
+    assert changes(slurm) == ["update JobId=90_3 ExcNodeList=n1"]
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING"])
+def test_a_job_that_a_person_cancelled_is_left_alone(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm, state: str
+) -> None:
+    slurm.answers("sinfo")
+    answer(job_line("90_3", state, Restarts=1))
+    me.requeue(("n1",))
+    assert changes(slurm) == []
+
+
+ENDED = {
+    "out of time": job_line("90_3", "COMPLETING", Restarts=1, RunTime="01:00:01", TimeLimit="01:00:00"),
+    "out of somebody else's time": job_line("90_3", "COMPLETING", Reason="TimeLimit", Restarts=1),
+    "preempted for good": job_line("90_3", "PREEMPTED", Restarts=1, PreemptTime="2026-01-01T00:00:00"),
     "forgotten": "",
 }
 
 
-@pytest.mark.parametrize("job", GONE.values(), ids=GONE)
-def test_a_job_that_is_gone_or_was_restarted_is_left_alone(
+@pytest.mark.parametrize("job", ENDED.values(), ids=ENDED)
+def test_a_job_that_slurm_ends_for_good_is_not_taken_for_requeued(
     me: SlurmAllocation, answer: Answer, slurm: StandInSlurm, job: str
 ) -> None:
+    slurm.answers("sinfo")
     answer(job)
-    me.requeue(("n1",))
+    with pytest.raises(NotRequeuedError, match="job 90_3"):
+        me.requeue()
     assert changes(slurm) == []
 
 
@@ -161,7 +185,7 @@ def test_a_site_that_refuses_a_requeue_is_an_error(me: SlurmAllocation, answer: 
     answer(
         job_line("90_3", "RUNNING", Restarts=1), refuse="requeue", because="Requested operation is presently disabled"
     )
-    with pytest.raises(ClusterError, match="presently disabled"):
+    with pytest.raises(NotRequeuedError, match="presently disabled"):
         me.requeue()
 
 
@@ -189,7 +213,7 @@ WHY = {
     "requeued by hand": ("NODE_FAIL\nREQUEUED\n", "n2 down*\n", "preempted"),
     "out of time": ("NODE_FAIL\nTIMEOUT\n", "", "deadline"),
     "cancelled": ("NODE_FAIL\nCANCELLED by 1000\n", "", "cancelled"),
-    "failed": ("NODE_FAIL\nFAILED\n", "n2 down*\n", None),
+    "failed": ("NODE_FAIL\nFAILED\n", "n2 down*\n", "crash"),
     "nobody knows": ("", "n1 idle\nn2 idle\n", None),
     "only the start before it is known": ("NODE_FAIL\n", "", None),
 }
@@ -220,3 +244,44 @@ def test_nodes_are_looked_at_only_when_the_job_ends(me: SlurmAllocation, answer:
     found = me.interruption()
     assert found is not None
     assert (found.cause, found.nodes, found.final) == ("node", ("n2",), True)
+
+
+SECOND_OPINIONS = {
+    "a node that is back already": (2, "COMPLETED\nNODE_FAIL\n", "node"),
+    "a limit of the account": (1, "NODE_FAIL\nTIMEOUT\n", "deadline"),
+    "a person": (1, "NODE_FAIL\nCANCELLED by 1000\n", "cancelled"),
+    "not known yet": (1, "NODE_FAIL\nRUNNING\n", "cancelled"),
+    "no accounting": (2, "", "preempted"),
+}
+
+
+@pytest.mark.parametrize(("restarts", "accounting", "cause"), SECOND_OPINIONS.values(), ids=SECOND_OPINIONS)
+def test_the_accounting_knows_better_why_a_job_ends(
+    me: SlurmAllocation, answer: Answer, slurm: StandInSlurm, restarts: int, accounting: str, cause: str
+) -> None:
+    slurm.answers("sinfo", "n1 mixed\nn2 mixed\n")
+    slurm.answers("sacct", accounting)
+    answer(job_line("90_3", "COMPLETING", Restarts=restarts))
+    found = me.interruption()
+    assert found is not None
+    assert (found.cause, found.final) == (cause, True)
+
+
+def test_a_probe_that_works_on_no_node_says_nothing(
+    me: SlurmAllocation, slurm: StandInSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The supervisor's own node is surely there.
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    slurm.refuses("srun", "srun: error: Unable to create step: Invalid Trackable RESource (TRES) specification\n")
+    assert me.interruption(suspicious=True) is None
+
+
+def test_a_probe_does_not_ask_for_what_the_job_was_sent_with(
+    me: SlurmAllocation, slurm: StandInSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
+    script = '#!/bin/sh\necho "$SLURM_GPUS_PER_NODE|$SLURM_JOB_ID" >>"$0.asked"\n'
+    (slurm.folder / "srun").write_text(script, encoding="utf-8")
+    (slurm.folder / "srun").chmod(0o755)
+    assert me.interruption(suspicious=True) is None
+    assert slurm.asked("srun") == ["|93", "|93"]

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from hpc_resume.cluster.base import Interruption
-from hpc_resume.cluster.slurm_facts import JobFacts, expand_tasks, interruption_of, parse_jobs, parse_seconds
+from hpc_resume.cluster.slurm_facts import (
+    JobFacts,
+    expand_tasks,
+    interruption_from_state,
+    interruption_of,
+    parse_jobs,
+    parse_seconds,
+)
 
 _TEXT = (Path(__file__).parent / "scontrol_samples.txt").read_text(encoding="utf-8")
 SAMPLES = {name: line for name, _, line in (part.partition("\n") for part in _TEXT.split("# ")[2:])}
@@ -74,8 +81,8 @@ def test_a_name_that_looks_like_fields_is_taken_for_none() -> None:
 
 def test_a_site_that_does_not_requeue_and_a_job_without_a_script_are_seen() -> None:
     (job,) = parse_jobs(SAMPLES["running"].replace("Requeue=1", "Requeue=0").replace("BatchFlag=1", "BatchFlag=0"))
-    assert (job.may_requeue, job.is_batch) == (False, False)
-    assert (facts("running").may_requeue, facts("running").is_batch) == (True, True)
+    assert not job.may_requeue
+    assert facts("running").may_requeue
 
 
 def test_nodes_that_are_excluded_are_kept() -> None:
@@ -146,9 +153,11 @@ CASES: dict[str, tuple[JobFacts, tuple[str, ...], tuple[str, bool] | None]] = {
     "a node is down, and its time is over": (replace(ENDS, run_s=600.0), ("n2",), ("node", True)),
     "it ends, for its time is over": (replace(ENDS, run_s=600.0), (), ("deadline", True)),
     "it ended, for its time is over": (replace(RUNS, state="TIMEOUT", run_s=601.0), (), ("deadline", True)),
+    "it ends for a limit that is not its own": (replace(ENDS, reason="TimeLimit"), (), ("deadline", True)),
     "it ends before its time": (ENDS, (), ("cancelled", True)),
     "it ends, and has no limit": (replace(ENDS, limit_s=None, run_s=1e6), (), ("cancelled", True)),
     "it was cancelled": (replace(RUNS, state="CANCELLED"), (), ("cancelled", True)),
+    "it is in a state that this version does not know": (replace(RUNS, state="TELEPORTING"), (), None),
     "it was put back by hand before this one started": (replace(RUNS, state="PENDING"), (), None),
 }
 
@@ -172,3 +181,26 @@ def test_the_first_start_counts_no_restarts() -> None:
 def test_a_job_told_to_leave_is_not_ended_yet() -> None:
     found = interruption_of(facts("preempted"), 0, ())
     assert found == Interruption(cause="preempted", message="Slurm needs its nodes for another job")
+
+
+STATES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
+    "NODE_FAIL": ("NODE_FAIL", (), "node"),
+    "a node is down, and the accounting is silent": ("", ("n2",), "node"),
+    "a node is down now, but the accounting knows better": ("TIMEOUT", ("n2",), "deadline"),
+    "PREEMPTED": ("PREEMPTED", (), "preempted"),
+    "REQUEUED": ("REQUEUED", (), "preempted"),
+    "DEADLINE": ("DEADLINE", (), "deadline"),
+    "CANCELLED": ("CANCELLED", (), "cancelled"),
+    "the supervisor was killed alone": ("FAILED", (), "crash"),
+    "OUT_OF_MEMORY": ("OUT_OF_MEMORY", (), "out_of_memory"),
+    "it still runs": ("RUNNING", (), None),
+    "nobody knows": ("", (), None),
+}
+
+
+@pytest.mark.parametrize(("state", "down", "cause"), STATES.values(), ids=STATES)
+def test_what_the_accounting_says_of_an_earlier_start(state: str, down: tuple[str, ...], cause: str | None) -> None:
+    found = interruption_from_state(state, down)
+    assert (found.cause if found is not None else None) == cause
+    if found is not None:
+        assert found.final

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.stand_in_slurm import INVALID, STALLED, UNREACHABLE, StandInSlurm, job_line
 
-from hpc_resume.journal.folder import RunFolder
+from hpc_resume.journal.folder import RunFolder, make_private
 from hpc_resume.journal.reader import read_journal
 from hpc_resume.journal.writer import JournalWriter
 from hpc_resume.recovery import History
@@ -19,6 +19,8 @@ from hpc_resume.reporting.jobs import Jobs
 from hpc_resume.reporting.summary import RunSummary, summarize_submission
 
 Requests = Callable[..., ev.ClaimRequested]
+HERE = "ClusterName             = here\n"
+"""What Slurm says of itself."""
 PLAN = Plan(checkpoint=None, step=0, position=0, branch=0)
 CRASH = Decision(number=2, action="requeue", rule="crash", reason="rank 1: ValueError: no", plan=PLAN)
 
@@ -31,9 +33,22 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInSlurm:
     return stand_in
 
 
-def send(folder: RunFolder, number: int, job_id: str, *, runs: tuple[int, ...] = (0,), ok: bool = True) -> None:
-    writer = JournalWriter(folder.submission.operator(number), ev.Submitted(runs=runs, cluster="slurm"))
-    writer.record(ev.OperatorOutcome(ok=ok, job_id=job_id if ok else "", message="submitted"))
+def send(
+    folder: RunFolder,
+    number: int,
+    job_id: str,
+    *,
+    runs: tuple[int, ...] = (0,),
+    ok: bool = True,
+    slurm: str = "",
+    gone: int | None = None,
+) -> None:
+    """Send runs as a job of the Slurm of that name; `gone` is the claim of run 0 that a person says is over."""
+    intent: ev.Event = ev.Submitted(runs=runs, cluster="slurm")
+    if gone is not None:
+        intent = ev.ResubmitRequested(runs=runs, after={}, cluster="slurm", gone={"0": gone})
+    writer = JournalWriter(folder.submission.operator(number), intent)
+    writer.record(ev.OperatorOutcome(ok=ok, job_id=job_id if ok else "", message="submitted", slurm_cluster=slurm))
     writer.close()
 
 
@@ -46,10 +61,11 @@ def sent(folder: RunFolder) -> RunFolder:
 
 @pytest.fixture
 def claim(request_of: Requests) -> Callable[..., ev.ClaimRequested]:
-    """`claim(number, restarts=0, job="7")`: the supervisor of some start of a Slurm job."""
+    """`claim(number, restarts=0, job="7", slurm="")`: the supervisor of some start of a job of the Slurm `slurm`."""
 
-    def make(number: int, *, restarts: int = 0, job: str = "7") -> ev.ClaimRequested:
-        return replace(request_of(number, alive=False), cluster="slurm", job_id=job, restart_count=restarts)
+    def make(number: int, *, restarts: int = 0, job: str = "7", slurm: str = "") -> ev.ClaimRequested:
+        me = request_of(number, alive=False)
+        return replace(me, cluster="slurm", job_id=job, restart_count=restarts, slurm_cluster=slurm)
 
     return make
 
@@ -235,7 +251,155 @@ def test_an_older_job_that_still_lives_keeps_the_run_alive(sent: RunFolder, slur
     send(sent, 3, "12")
     slurm.answers("scontrol", job_line("7", "RUNNING") + job_line("12", "CANCELLED"))
     found = Jobs(sent.submission).of(0, History())
-    assert (found.job_id, found.live) == ("12", True)
+    assert (found.job_id, found.live, found.living) == ("7", True, ("7",))
+
+
+def test_of_several_jobs_that_live_the_newest_is_shown_and_all_are_known(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    send(sent, 3, "12")
+    trains(sent, claim(1, job="9"), *CRASHED)
+    slurm.answers("scontrol", job_line("7", "FAILED") + job_line("9", "PENDING") + job_line("12", "RUNNING"))
+    found = Jobs(sent.submission).of(0, read_journal(sent).history)
+    assert (found.job_id, found.living) == ("12", ("9", "12"))
+
+
+def test_a_job_that_was_refused_does_not_hide_the_one_that_waits(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(folder, claim(1, job="10"), *CRASHED)
+    refused = JournalWriter(folder.claim(2), claim(2, job="11"))
+    refused.record(ev.ClaimRefused(claim=2, owner=1, reason="supervisor 1 is alive"))
+    refused.close()
+    slurm.answers("scontrol", job_line("10", "PENDING", Restarts=1, Reason="BeginTime") + job_line("11", "FAILED"))
+    found = summary(folder)
+    assert (found.state, found.job) == ("requeued", "10")
+    assert found.last_word == "crash: rank 1: ValueError: no; job 10 waits in Slurm's queue (BeginTime)"
+    assert Jobs(folder.submission).of(0, read_journal(folder).history).living == ("10",)
+
+
+def test_a_job_that_is_known_to_live_goes_before_one_that_may_live(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1, job="12", slurm="there"), *CRASHED)
+    slurm.answers("scontrol", HERE + job_line("7", "RUNNING"))
+    found = Jobs(sent.submission).of(0, read_journal(sent).history)
+    assert (found.job_id, found.living, found.elsewhere) == ("7", ("7",), (("12", "there"),))
+
+
+@pytest.mark.parametrize(("runs", "names"), [(1, ["9"]), (2, ["9_0", "9_1"])], ids=["a single run", "an array"])
+def test_while_slurm_is_silent_the_name_of_a_job_is_that_of_one_run_alone(
+    folder: RunFolder, slurm: StandInSlurm, runs: int, names: list[str]
+) -> None:
+    for index in range(runs):
+        make_private(folder.submission.run(index).journal)
+    send(folder, 2, "9", runs=tuple(range(runs)))
+    slurm.refuses("scontrol", STALLED)
+    found = [Jobs(folder.submission).of(index, History()) for index in range(runs)]
+    assert [(job.job_id, job.living) for job in found] == [(name, (name,)) for name in names]
+
+
+def test_a_job_that_slurm_has_forgotten_is_called_by_the_name_of_one_run(
+    folder: RunFolder, slurm: StandInSlurm
+) -> None:
+    make_private(folder.submission.run(1).journal)
+    send(folder, 2, "9", runs=(0, 1))
+    slurm.refuses("scontrol", INVALID)
+    found = Jobs(folder.submission).of(1, History())
+    assert (found.job_id, found.live, found.living) == ("9_1", False, ())
+
+
+def test_the_name_that_a_supervisor_gives_its_job_goes_before_the_number_that_was_sent(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    # As with an array in the user's own options.
+    send(folder, 2, "9")
+    trains(folder, claim(1, job="9_0"))
+    slurm.refuses("scontrol", UNREACHABLE)
+    found = Jobs(folder.submission).of(0, read_journal(folder).history)
+    assert (found.job_id, found.living) == ("9_0", ("9_0",))
+
+
+def test_a_job_in_another_slurm_lives_and_its_number_is_not_asked_for_here(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    send(folder, 2, "7", slurm="there")
+    slurm.answers("scontrol", HERE + job_line("7", "RUNNING"))
+    found = Jobs(folder.submission).of(0, History())
+    assert (found.live, found.living, found.elsewhere) == (True, (), (("7", "there"),))
+    assert summary(folder).state == "waiting"
+    trains(folder, claim(1, slurm="there"))
+    assert (summary(folder).state, summary(folder).job) == ("running", "7")
+    assert not any("show job" in question for question in slurm.asked("scontrol"))
+    assert slurm.asked("sacct") == []
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        (ev.ClaimEnded(claim=1, outcome="failed", message=""),),
+        (ev.ClaimLost(claim=1, reason="ended without a word"),),
+        (ev.ClaimRefused(claim=1, owner=0, reason=""),),
+    ],
+    ids=["it said so", "a newer supervisor said so", "it was refused"],
+)
+def test_a_job_in_another_slurm_is_over_when_the_journal_says_so(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested], ended: tuple[ev.Event, ...]
+) -> None:
+    send(folder, 2, "700", slurm="there")
+    send(folder, 3, "8", slurm="here")
+    trains(folder, claim(1, job="700", slurm="there"), *ended)
+    slurm.answers("scontrol", HERE + job_line("8", "OUT_OF_MEMORY"))
+    found = Jobs(folder.submission).of(0, read_journal(folder).history)
+    assert (found.job_id, found.live, found.elsewhere) == ("8", False, ())
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["it never started", "it was requeued"])
+def test_a_job_in_another_slurm_is_over_when_a_person_says_so(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested], claimed: bool
+) -> None:
+    send(folder, 2, "7", slurm="there")
+    if claimed:
+        trains(folder, claim(1, slurm="there"), *CRASHED)
+    slurm.answers("scontrol", HERE + job_line("8", "FAILED"))
+    history = read_journal(folder).history
+    assert Jobs(folder.submission).of(0, history).elsewhere == (("7", "there"),)
+    send(folder, 3, "8", slurm="here", gone=int(claimed))
+    found = Jobs(folder.submission).of(0, history)
+    assert (found.job_id, found.live, found.elsewhere) == ("8", False, ())
+
+
+@pytest.mark.parametrize("name", ["ClusterName = here\n", "ClusterName = HERE\n", ""])
+def test_a_job_of_this_slurm_is_asked_for_and_the_name_only_once(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested], name: str
+) -> None:
+    send(folder, 2, "7", slurm="here")
+    send(folder, 3, "8", slurm="here")
+    trains(folder, claim(1, slurm="here"))
+    slurm.answers("scontrol", name + job_line("7", "RUNNING"))
+    found = summary(folder)
+    assert (found.state, found.job) == ("running", "7")
+    assert sorted(slurm.asked("scontrol")) == ["-o show job 7", "-o show job 8", "show config"]
+
+
+def test_a_job_whose_slurm_was_not_recorded_is_taken_for_one_of_this(
+    sent: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    trains(sent, claim(1))
+    slurm.answers("scontrol", HERE + job_line("7", "RUNNING"))
+    assert summary(sent).state == "running"
+    assert slurm.asked("scontrol") == ["-o show job 7"]
+
+
+def test_a_slurm_that_does_not_say_who_it_is_is_not_asked_for_anything_else(
+    folder: RunFolder, slurm: StandInSlurm, claim: Callable[..., ev.ClaimRequested]
+) -> None:
+    send(folder, 2, "7", slurm="here")
+    trains(folder, claim(1, slurm="here"))
+    slurm.refuses("scontrol", STALLED)
+    found = summary(folder)
+    assert (found.state, found.job) == ("running", "7")
+    assert slurm.asked("scontrol") == ["show config"]
 
 
 def test_a_job_that_the_user_sent_with_a_script_of_his_own_is_known_by_its_claim(

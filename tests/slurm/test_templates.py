@@ -154,7 +154,7 @@ def test_a_run_that_a_person_ended_stays_so_until_it_is_resubmitted(
     runs = start_scripted(slurm, tmp_path, action={"do": "wait", "step": 5})
     runs.wait_for_step(4)
     if state == "stopped":
-        slurm.run("scancel", "--batch", "--signal=TERM", runs.job())
+        slurm.run("scancel", "--batch", "--signal=INT", runs.job())
     else:
         runs.command("cancel", str(runs.folder.path))
     runs.wait_for_state(state)

@@ -55,6 +55,7 @@ class Place:
     def __init__(self, tmp_path: Path) -> None:
         self.metrics = tmp_path / "metrics.jsonl"
         self.stops = 0
+        self.by_a_person = True
         self.requeue_wished = False
         self.interruption: Interruption | ClusterError | None = None
         self.seconds_left: list[float | None] = [None]
@@ -73,6 +74,7 @@ class Place:
     def watch(self, ranks: Ranks) -> Watched:
         around = Surroundings(
             stops=lambda: self.stops,
+            by_a_person=lambda: self.by_a_person,
             requeue_wished=lambda: self.requeue_wished,
             interruption=self._ask,
             cancelled=lambda: False,
@@ -210,3 +212,8 @@ def test_ranks_that_say_nothing_for_too_long_are_a_hang(place: Place, monkeypatc
     assert watched.silent_s is not None
     assert 60.0 < watched.silent_s < 63.0
     assert (ranks.heard, ranks.killed) == ([signal.SIGUSR1], True)
+
+
+def test_a_stop_that_neither_the_cluster_nor_a_person_explains_is_no_stop_for_good(place: Place) -> None:
+    place.stops, place.by_a_person = 1, False
+    assert place.watch(Ranks()).asked == "preempted"
