@@ -69,10 +69,12 @@ def show_status(summaries: list[RunSummary], *, as_json: bool) -> None:
         write_json([asdict(summary) for summary in summaries])
         return
     swept = any(summary.changes for summary in summaries)
+    on_slurm = any(summary.job for summary in summaries)
     rows = [
         (
             str(s.run),
             *((in_words(s.changes),) if swept else ()),
+            *((s.job or "-",) if on_slurm else ()),
             s.state,
             f"{s.step}/{s.steps}",
             "-" if s.loss is None else f"{s.loss:.4f}",
@@ -83,7 +85,8 @@ def show_status(summaries: list[RunSummary], *, as_json: bool) -> None:
         for s in summaries
     ]
     own = ("settings of its own",) if swept else ()
-    write_table(("run", *own, "state", "step", "loss", "attempts", "data seed", "last word"), rows)
+    job = ("job",) if on_slurm else ()
+    write_table(("run", *own, *job, "state", "step", "loss", "attempts", "data seed", "last word"), rows)
 
 
 def show_reports(reports: list[Report], *, as_json: bool) -> None:

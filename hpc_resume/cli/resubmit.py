@@ -42,7 +42,7 @@ def resubmit(
     from hpc_resume.cli import output
     from hpc_resume.cli.changed import named, nothing, why_not_sent
     from hpc_resume.cli.choose_runs import parse_runs
-    from hpc_resume.cli.submission import find_target, newest_command, send
+    from hpc_resume.cli.submission import find_target, newest_command, refuse_edited, send
     from hpc_resume.cluster.choose import cluster_kind
     from hpc_resume.config.load import load_config
     from hpc_resume.recovery.events import ResubmitRequested
@@ -51,6 +51,7 @@ def resubmit(
 
     folder, only = find_target(target)
     config = load_config(folder.config)
+    refuse_edited(target, folder)
     chosen = parse_runs(runs, folder, only)
     # Read before the states are, so that a cancellation in between is not lifted unseen.
     lifts = newest_command(folder) if cancelled else None

@@ -110,6 +110,19 @@ def find_target(target: Path) -> tuple[SubmissionFolder, int | None]:
     return SubmissionFolder(path.resolve()), run
 
 
+def refuse_edited(target: Path, folder: SubmissionFolder) -> None:
+    """Refuse a config file that says something else than what was submitted: runs keep their settings.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if target.is_file() and dump_config(load_config(target)) != folder.config.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{target} is not what was submitted, and runs keep their settings (compare {folder.config}): to go on "
+            f"with those name the folder, {folder.path}; to have others, `submit` under another name (name=...)"
+        )
+
+
 def no_submission(path: Path) -> ConfigError:
     """Say that a path is not the folder of a submission."""
     found = "is not the folder of a submission (it has no config.yaml)" if path.exists() else "does not exist"

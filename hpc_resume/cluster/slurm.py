@@ -67,7 +67,8 @@ class SlurmCluster:
         """Send runs as one array whose indices are the numbers of the runs.
 
         Raises:
-            ClusterError: `sbatch` refused.
+            ConfigError: `sbatch` refused.
+            ClusterError: there is no Slurm, or it has nothing of this job.
             SilentError: Slurm did not answer; the job may exist.
         """
         from submitit import SlurmExecutor
@@ -115,14 +116,15 @@ def may_requeue(job_id: str) -> bool:
         return True
 
 
-def _find_sent(folder: SubmissionFolder, refusal: ClusterError) -> tuple[str, Path]:
+def _find_sent(folder: SubmissionFolder, refusal: ClusterError | ConfigError) -> tuple[str, Path]:
     """Return the job that `sbatch` failed to send and that exists all the same, and submitit's description for it.
 
     A controller that is slow to answer has often heard. The job is known by its batch script, which lies in our folder,
     and by the lack of a description under its own number, which every earlier job of the folder has.
 
     Raises:
-        ClusterError: the refusal, if there is no such job.
+        ConfigError: the refusal, if that is what it was.
+        ClusterError: Slurm answers again, and there is no such job.
         SilentError: Slurm still gives no answer.
     """
     if not isinstance(refusal, SilentError):
@@ -156,10 +158,12 @@ def _find_sent(folder: SubmissionFolder, refusal: ClusterError) -> tuple[str, Pa
     raise ClusterError(f"{refusal}; it answers again, and the job is not there: nothing was sent")
 
 
-def _refusal(text: str) -> ClusterError:
+def _refusal(text: str) -> ClusterError | ConfigError:
     if is_silence(text):
         return SilentError(f"Slurm did not answer: {text}")
-    return ClusterError(f"sbatch refused: {text}; nothing was sent")
+    if "configuration source" in text:
+        return ClusterError(f"sbatch found no Slurm cluster: {text}; submit from a login node, or set SLURM_CONF")
+    return ConfigError(f"sbatch refused: {text}; nothing was sent")
 
 
 def _python() -> str:

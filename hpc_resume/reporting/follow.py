@@ -15,7 +15,7 @@ from hpc_resume.config.sweep import describe, expand
 from hpc_resume.journal.folder import SubmissionFolder
 from hpc_resume.journal.reader import Journal, read_journal, read_operator
 from hpc_resume.reporting.jobs import Jobs
-from hpc_resume.reporting.sentences import sentence
+from hpc_resume.reporting.sentences import concerns, sentence
 from hpc_resume.reporting.summary import ENDED, RunSummary, summarize
 
 _POLL_S = 1.0
@@ -59,7 +59,7 @@ def _news(journal: Journal, printed: set[tuple[int, str, int]], since: float) ->
         if key in printed or record.time < since:
             continue
         printed.add(key)
-        text = sentence(record.event)
+        text = sentence(record.event) if concerns(record.event, journal.run) else None
         if text is not None:
             news.append((record.time - since, text))
     return news

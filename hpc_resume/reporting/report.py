@@ -14,7 +14,7 @@ from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
 from hpc_resume.reporting.curve import Curve, split_curves
 from hpc_resume.reporting.jobs import Jobs
-from hpc_resume.reporting.sentences import sentence, step_of
+from hpc_resume.reporting.sentences import concerns, sentence, step_of
 from hpc_resume.reporting.summary import RunSummary, summarize
 
 
@@ -94,10 +94,16 @@ def _headline(history: History, summary: RunSummary) -> str:
 
 
 def _timeline(journal: Journal) -> list[Entry]:
+    jobs = {
+        record.file: record.event.job_id for record in journal.records if isinstance(record.event, ev.OperatorOutcome)
+    }
     entries = []
-    for record in journal.records:
-        text = sentence(record.event)
+    # By the clock, as people read it, though clocks of several hosts may be a little apart.
+    for record in sorted(journal.records, key=lambda record: record.time):
+        text = sentence(record.event) if concerns(record.event, journal.run) else None
         if text is not None:
+            if isinstance(record.event, ev.Submitted | ev.ResubmitRequested) and record.event.cluster == "slurm":
+                text += f" as Slurm job {jobs.get(record.file) or '(refused)'}"
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.time))
             entries.append(Entry(when=when, step=step_of(record.event), kind=type(record.event).__name__, text=text))
     return entries

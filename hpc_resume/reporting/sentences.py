@@ -5,6 +5,12 @@ from __future__ import annotations
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Decision
 
+_PEOPLE: dict[type[ev.Event], str] = {
+    ev.Submitted: "submitted",
+    ev.ResubmitRequested: "sent again by a person",
+    ev.CancelRequested: "cancelled by a person",
+}
+
 
 def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - one line per kind of event
     """Say in one sentence what happened; None for what only programs care about."""
@@ -18,6 +24,8 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
         case ev.ClaimEnded():
             # Any other end was decided, and the decision has said so.
             return "back to the queue" if event.outcome == "requeued" else None
+        case ev.Submitted() | ev.ResubmitRequested() | ev.CancelRequested():
+            return _PEOPLE[type(event)]
         case ev.JobCancelled():
             return event.message
         case ev.AttemptStarted():
@@ -61,6 +69,12 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
             return f"sources disagree: {event.message}"
         case _:
             return None
+
+
+def concerns(event: ev.Event, run: int) -> bool:
+    """Tell whether an event of a submission is about this run; those of a run's own files are."""
+    runs = getattr(event, "runs", None)
+    return runs is None or run in runs
 
 
 def _decision(decision: Decision) -> str | None:

@@ -16,7 +16,7 @@ from hpc_resume.journal.reader import Journal, read_journal
 from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
 from hpc_resume.reporting.jobs import Jobs, RunJob
-from hpc_resume.reporting.sentences import sentence
+from hpc_resume.reporting.sentences import concerns, sentence
 
 State = Literal[
     "waiting", "starting", "running", "requeued", "finished", "failed", "cancelling", "cancelled", "stopped", "lost"
@@ -25,6 +25,8 @@ ENDED: tuple[State, ...] = ("finished", "failed", "cancelled", "stopped", "lost"
 """States that don't change by themselves; `lost` means that nobody alive is left to go on with the run."""
 
 _LONGEST_QUOTE = 300
+_HOPELESS = ("BadConstraints", "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit")
+"""Reasons for which a job waits until somebody changes it, or the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,13 +143,14 @@ def _last_word(folder: RunFolder, journal: Journal, state: State, job: RunJob) -
     if state in ("waiting", "requeued") and facts is not None and facts.waits:
         newest = journal.history.decisions[-1:] if state == "requeued" else ()
         why = "".join(f"{decision.rule}: {decision.reason}; " for decision in newest if decision.action != "launch")
-        return f"{why}job {facts.job_id} waits in Slurm's queue ({facts.reason or facts.state})"
+        never = ", and can't start like that: see `sinfo` for what there is" if facts.reason in _HOPELESS else ""
+        return f"{why}job {facts.job_id} waits in Slurm's queue ({facts.reason or facts.state}){never}"
     if state == "lost":
         return _why_lost(folder, journal.history, job)
-    if state == "cancelled" and facts is not None and facts.state == "CANCELLED":
+    if state == "cancelled" and not journal.history.cancelled_by and facts is not None and facts.state == "CANCELLED":
         return f"job {facts.job_id} was cancelled in Slurm"
     for record in reversed(journal.records):
-        text = sentence(record.event)
+        text = sentence(record.event) if concerns(record.event, journal.run) else None
         if text is not None:
             return text
     return "submitted"

@@ -17,7 +17,7 @@ from hpc_resume.cluster.base import (
 )
 from hpc_resume.cluster.stop_signal import StopSignal
 from hpc_resume.config.schema import RunConfig
-from hpc_resume.errors import ClusterError, RunBusyError
+from hpc_resume.errors import ClusterError, JournalError, RunBusyError
 from hpc_resume.journal.claims import is_replaced, open_claim
 from hpc_resume.journal.folder import RunFolder, refuse_shared
 from hpc_resume.journal.order import data_seed, segments_in_force
@@ -201,6 +201,11 @@ class _Supervisor:
     def _note(self, found: Interruption | None) -> Interruption | None:
         """Record a cancellation at once: it must outlive whatever else ends this job."""
         if found is not None and found.cause == "cancelled" and not self._history.cancelled:
+            try:
+                if read_cancelled(self._folder):
+                    return found  # it was `cancel` that did it, which has left its own record
+            except (OSError, JournalError) as error:
+                _log.warning("can't read who cancelled: %s", error)
             self._record(ev.JobCancelled(claim=self._claim, message=found.message))
         return found
 

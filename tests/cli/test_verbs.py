@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from supervisor.harness import wait_until
 
+from hpc_resume.cli.submission import create_submission
 from hpc_resume.cluster.local import LocalCluster
 from hpc_resume.config.load import load_config
 from hpc_resume.journal.folder import SubmissionFolder
@@ -141,7 +142,19 @@ def test_report_of_a_lost_run_says_where_to_look(command: Command, make_runs: Ma
     lost, never = answer(command("report", folder.path, "--json"))
     assert str(folder.run(0).supervisor_log()) in lost["headline"]
     assert never["headline"] == "step 0 of 8; never started: it was never sent; resubmit sends it"
-    assert never["timeline"] == []
+    assert [entry["text"] for entry in never["timeline"]] == ["submitted"]
+
+
+def test_resubmit_does_not_pass_an_edited_file_off_as_what_was_submitted(command: Command, config: Path) -> None:
+    folder = create_submission(load_config(config))
+    config.write_text(config.read_text().replace("steps: 8", "steps: 9"))
+    done = command("resubmit", config, "--dry-run")
+    assert done.returncode == 2
+    assert f"to go on with those name the folder, {folder.path}; to have others, `submit` under" in done.stderr
+    assert command("resubmit", folder.path, "--dry-run").returncode == 0
+    # What a person only writes differently is no other setting.
+    config.write_text(config.read_text().replace("steps: 9", "steps: 8") + "# as before\n")
+    assert command("resubmit", config, "--dry-run").returncode == 0
 
 
 def test_resubmit_chooses_what_ended_without_finishing(command: Command, make_runs: MakeRuns) -> None:

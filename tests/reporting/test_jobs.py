@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.stand_in_slurm import INVALID, STALLED, UNREACHABLE, StandInSlurm, job_line
 
+from hpc_resume.cli.output import show_status
 from hpc_resume.journal.folder import RunFolder, make_private
 from hpc_resume.journal.reader import read_journal
 from hpc_resume.journal.writer import JournalWriter
@@ -16,6 +17,7 @@ from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Decision, Plan
 from hpc_resume.reporting.jobs import Jobs
+from hpc_resume.reporting.report import make_report
 from hpc_resume.reporting.summary import RunSummary, summarize_submission
 
 Requests = Callable[..., ev.ClaimRequested]
@@ -424,3 +426,26 @@ def test_a_run_that_was_cancelled_in_slurm_stays_so_and_says_it(
     assert summary(sent).state == "cancelling"
     slurm.refuses("scontrol", INVALID)
     assert (summary(sent).state, summary(sent).last_word) == ("cancelled", "the job was cancelled in Slurm")
+
+
+def test_the_report_tells_what_people_did_to_this_run_in_the_order_of_time(
+    slurm: StandInSlurm, sent: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.answers("scontrol", job_line("7", "CANCELLED"))
+    JournalWriter(sent.submission.operator(3), ev.CancelRequested(runs=(0,), operator=3)).close()
+    JournalWriter(sent.submission.operator(4), ev.CancelRequested(runs=(1,), operator=4)).close()
+    report = make_report(sent, Jobs(sent.submission))
+    told = [entry.text for entry in report.timeline]
+    assert told[-2:] == ["submitted as Slurm job 7", "cancelled by a person"]
+    assert [entry.when for entry in report.timeline] == sorted(entry.when for entry in report.timeline)
+    (summary,) = summarize_submission(sent.submission)
+    # It was `cancel` that had Slurm do it.
+    assert (summary.state, summary.last_word) == ("cancelled", "cancelled by a person")
+    show_status([summary], as_json=False)
+    assert capsys.readouterr().out.splitlines()[0].split()[:3] == ["run", "job", "state"]
+
+
+def test_a_job_that_no_node_fits_is_said_to_wait_in_vain(slurm: StandInSlurm, sent: RunFolder) -> None:
+    slurm.answers("scontrol", job_line("7", "PENDING", Reason="PartitionNodeLimit"))
+    (summary,) = summarize_submission(sent.submission)
+    assert "(PartitionNodeLimit), and can't start like that" in summary.last_word

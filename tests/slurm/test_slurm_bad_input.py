@@ -32,7 +32,7 @@ def test_a_refusal_of_sbatch_is_told_in_its_own_words_and_nothing_is_left(
     slurm: MiniSlurm, tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
     done = hpc_resume(slurm, "submit", str(write_config(tmp_path, **changes)), check=False)
-    assert done.returncode == 3
+    assert done.returncode == 2
     assert done.stdout == ""
     line = complaint(done.stderr)
     assert "sbatch refused" in line
