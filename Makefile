@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 SOURCES := hpc_resume tests
 PYTEST := $(BIN)/python -m pytest
+# Tests on Slurm mostly wait: three at a time, each worker with a cluster of its own; see tests/slurm/conftest.py.
+PYTEST_SLURM := $(PYTEST) -n 3 tests/slurm
 # HPC_RESUME_TEST_APT=1: install what the tests on a real Slurm cluster need (as root), and fail where it is missing.
 ifdef HPC_RESUME_TEST_APT
 export HPC_RESUME_TEST_APT
@@ -14,7 +16,7 @@ SLURM := slurm-packages
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow slurm-packages check format clean
+.PHONY: help venv demo test test-slow test-full slurm-packages check format clean
 
 help:  ## Say what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -31,10 +33,15 @@ demo: $(STAMP)  ## Train a small model whose loss spikes on purpose, and see it 
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m hpc_resume submit configs/quickstart.yaml name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP) $(SLURM)  ## Run the tests that a newcomer runs.
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not (slurm or slow or full)'
+	$(PYTEST_SLURM) -m 'not (slow or full)'
 
 test-slow: $(STAMP) $(SLURM)  ## Run the tests that take minutes each.
-	$(PYTEST) -m slow
+	$(PYTEST) -m 'slow and not slurm'
+	$(PYTEST_SLURM) -m slow
+
+test-full: $(STAMP) $(SLURM)  ## Run what shows the same as other tests, once more in another variation.
+	$(PYTEST) -m full
 
 slurm-packages:  ## Install Slurm with apt-get, as root, for the tests that start a cluster.
 	tests/slurm/install-packages

@@ -219,7 +219,7 @@ class MiniSlurm:
     # How it is done
 
     def _write_files(self) -> None:
-        for part in ("munge", "state", "spool", "gpus", "log"):
+        for part in ("munge", "state", "spool", "gpus", "log", "tmp"):
             (self.folder / part).mkdir()
         # Munge insists on a socket that everybody can reach, and on a key that nobody else can read.
         self.folder.chmod(0o755)
@@ -250,6 +250,8 @@ class MiniSlurm:
         data = self.folder / "mariadb"
         # Nothing here has to survive a loss of power.
         options = [f"--datadir={data}", "--debug-no-sync", "--innodb-doublewrite=0", "--innodb-log-file-size=4M"]
+        # It begins by removing all temporary tables that it finds, also those of another one that is just starting.
+        options.append(f"--tmpdir={self.folder}/tmp")
         if os.geteuid() == 0:
             options.append("--user=root")
         install = ["mariadb-install-db", "--no-defaults", *options, "--skip-test-db"]
@@ -325,7 +327,8 @@ class MiniSlurm:
         deadline = time.monotonic() + limit_s
         while (left := processes_of(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return [command_line(pid) for pid in left]
+        # Where a node's daemon was killed, Slurm's own guard of a step may try for a while to report that step's end.
+        return [line for line in map(command_line, left) if not line.startswith("slurmstepd: ")]
 
     def _let_reap(self) -> None:
         assert self._reaper is not None
@@ -377,11 +380,14 @@ def main(folder: Path) -> None:
     """Run a cluster until SIGINT or SIGTERM."""
     if missing := missing_programs():
         sys.exit(f"can't start a cluster without {', '.join(missing)}: {HOW_TO_GET_IT}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What is started in the background by a shell without job control inherits that SIGINT is ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     cluster = MiniSlurm(folder)
     try:
         cluster.start()
         sys.stdout.writelines(f"export {name}={cluster.environment()[name]}\n" for name in ("SLURM_CONF", MARK))
+        sys.stdout.write(f"# whatever is started from a shell with {MARK} ends with the cluster\n")
         sys.stdout.flush()
         signal.pause()
     except KeyboardInterrupt:

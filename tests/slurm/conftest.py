@@ -9,6 +9,23 @@ from typing import Any
 
 import pytest
 from slurm.cluster import HOW_TO_GET_IT, NO_SLURM, MiniSlurm, missing_programs
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+TRAININGS = ("test_array.py", "test_interruptions.py", "test_every_template_survives")
+"""Parts of the names of real trainings, which need the CPUs; all other tests on Slurm mostly wait."""
+
+
+class TrainingsOneByOne(LoadScopeScheduling):
+    """Gives all real trainings to one worker of pytest-xdist, and every other test to whichever worker is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "trainings" if any(part in nodeid for part in TRAININGS) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TrainingsOneByOne:
+    """Each worker has a cluster of its own, so that any test can run on any of them."""
+    return TrainingsOneByOne(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("slurm")
+            training = any(part in item.nodeid for part in TRAININGS)
+            assert training == bool(item.get_closest_marker("deepspeed")), f"add {item.nodeid} to TRAININGS"
 
 
 @pytest.fixture(scope="session")

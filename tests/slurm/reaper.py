@@ -34,12 +34,16 @@ def marked(entry: str) -> set[int]:
 
 
 def kill(pids: set[int]) -> None:
-    """Send SIGKILL, and give the dead a moment to vanish."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
+    """End all of them as if at once, and give the dead a moment to vanish.
+
+    They are stopped first: who outlives another by a moment could still tell somebody how that one ended.
+    """
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
     time.sleep(0.02)
 
 

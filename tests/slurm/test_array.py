@@ -92,8 +92,10 @@ def test_one_run_spikes_and_the_other_loses_a_node_and_both_finish(
     assert_perturbed_from(runs.outcome(1), "node lost")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["worker node", "batch host"])
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param("worker node", marks=pytest.mark.full), pytest.param("batch host", marks=pytest.mark.slow)],
+)
 def test_without_a_new_order_a_lost_node_changes_not_one_bit(slurm: MiniSlurm, tmp_path: Path, which: str) -> None:
     # Two runs that differ in a setting that nothing depends on; one of them is left in peace.
     settings = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from slurm import cluster as cluster_module
+from slurm import reaper
 from slurm.cluster import MARK, MiniSlurm, processes_of
 
 TWO_NODES = ("--nodes=2", "--requeue", "--open-mode=append", "--output=%x.txt")
@@ -162,6 +164,32 @@ def test_nothing_outlives_whoever_started_it(slurm_installed: None, number: sign
         starter.send_signal(number)
     assert starter.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 0)
     wait_until(lambda: not processes_of(exports[MARK]) and not folder.exists())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_outlives_an_interrupted_run_of_these_tests_with_several_workers(
+    slurm_installed: None, number: signal.Signals
+) -> None:
+    # Not in tmp_path: the clusters lie in here; a socket's path must be short, and munged wants it open to everybody.
+    folder = Path(tempfile.mkdtemp(prefix="interrupted-"))
+    folder.chmod(0o755)
+    mark = f"INTERRUPTED={folder.name}"
+    tests = ("jobs_come_back_after_a_dead_node", "a_job_outlives_the_daemon")
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-n2", "-p", "no:cacheprovider", "-k", " or ".join(tests), __file__],
+        env={**os.environ, "INTERRUPTED": folder.name, "TMPDIR": str(folder)},
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as controller:
+        try:
+            # One worker's job runs, the other worker is at anything.
+            wait_until(lambda: any("sleep 1000" in cluster_module.command_line(pid) for pid in reaper.marked(mark)))
+        finally:
+            controller.send_signal(number)
+    wait_until(lambda: not reaper.marked(mark) and not list(folder.glob("mini-slurm-*")))
+    shutil.rmtree(folder)
 
 
 def commands(mark: str, text: str) -> list[str]:

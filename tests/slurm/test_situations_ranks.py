@@ -141,7 +141,6 @@ def test_a21_the_same_exception_stops_a_run_at_once_that_needs_all_nodes(slurm: 
     assert (job["ExcNodeList"], job["Restarts"]) == ("(null)", "1")
 
 
-@pytest.mark.slow
 def test_a20_bad_nodes_are_avoided_one_after_the_other_until_the_run_finishes(slurm: MiniSlurm, tmp_path: Path) -> None:
     runs = submit_scripted(
         slurm,
