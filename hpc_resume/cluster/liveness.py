@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hpc_resume.cluster.processes import boot_id, is_running, machine_id, node_name, pid_namespace
+import os
+
+from hpc_resume.cluster.processes import boot_id, is_running, machine_id, node_name, pid_namespace, start_ticks
 from hpc_resume.cluster.slurm_commands import SilentError, final_states, setting, show_jobs
 from hpc_resume.cluster.slurm_facts import ENDED, GONE, JobFacts
 from hpc_resume.errors import ClusterError
@@ -81,6 +83,25 @@ def liveness(request: ClaimRequested, book: JobBook | None = None) -> Liveness:
     if request.cluster == "slurm":
         return _job_liveness(request, book or JobBook())
     return process_liveness(request)
+
+
+def request_of_this_process(
+    claim: int, cluster: str, job_id: str, restart_count: int, slurm_cluster: str = ""
+) -> ClaimRequested:
+    """Return a claim by this process, with all that others need to tell whether it is still there."""
+    return ClaimRequested(
+        claim=claim,
+        cluster=cluster,
+        job_id=job_id,
+        restart_count=restart_count,
+        host=node_name(),
+        pid=os.getpid(),
+        boot_id=boot_id(),
+        start_ticks=start_ticks(os.getpid()),
+        pid_namespace=pid_namespace(),
+        machine_id=machine_id(),
+        slurm_cluster=slurm_cluster,
+    )
 
 
 def process_liveness(request: ClaimRequested) -> Liveness:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from hpc_resume.cluster.base import Interruption
-from hpc_resume.cluster.liveness import liveness
-from hpc_resume.cluster.processes import boot_id, machine_id, node_name, pid_namespace, start_ticks
+from hpc_resume.cluster.liveness import liveness, request_of_this_process
+from hpc_resume.cluster.processes import node_name
 from hpc_resume.cluster.torchrun import TorchrunWorkers, end_processes
 from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.journal.claims import Liveness
@@ -27,17 +27,8 @@ class LocalAllocation:
 
     def request(self, claim: int) -> ClaimRequested:
         """Return who this supervisor is."""
-        return ClaimRequested(
-            claim=claim,
-            cluster="local",
-            job_id=os.environ.get(JOB_ID, ""),
-            restart_count=int(os.environ.get(RESTART_COUNT, "0")),
-            host=node_name(),
-            pid=os.getpid(),
-            boot_id=boot_id(),
-            start_ticks=start_ticks(os.getpid()),
-            pid_namespace=pid_namespace(),
-            machine_id=machine_id(),
+        return request_of_this_process(
+            claim, "local", os.environ.get(JOB_ID, ""), int(os.environ.get(RESTART_COUNT, "0"))
         )
 
     def liveness(self, request: ClaimRequested) -> Liveness:

@@ -12,8 +12,8 @@ from math import inf
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from hpc_resume.cluster.base import Interruption
-from hpc_resume.cluster.liveness import are_apart, liveness, process_liveness
-from hpc_resume.cluster.processes import boot_id, machine_id, node_name, pid_namespace, start_ticks
+from hpc_resume.cluster.liveness import are_apart, liveness, process_liveness, request_of_this_process
+from hpc_resume.cluster.processes import node_name
 from hpc_resume.cluster.slurm_commands import (
     SilentError,
     ask,
@@ -96,18 +96,8 @@ class SlurmAllocation:
 
     def request(self, claim: int) -> ClaimRequested:
         """Return who this supervisor is."""
-        return ClaimRequested(
-            claim=claim,
-            cluster="slurm",
-            job_id=self.job_id,
-            restart_count=self.restart_count,
-            host=node_name(),
-            pid=os.getpid(),
-            boot_id=boot_id(),
-            start_ticks=start_ticks(os.getpid()),
-            pid_namespace=pid_namespace(),
-            machine_id=machine_id(),
-            slurm_cluster=os.environ.get("SLURM_CLUSTER_NAME", ""),
+        return request_of_this_process(
+            claim, "slurm", self.job_id, self.restart_count, os.environ.get("SLURM_CLUSTER_NAME", "")
         )
 
     def liveness(self, request: ClaimRequested) -> Liveness:
