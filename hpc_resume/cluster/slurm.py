@@ -14,9 +14,15 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
-
-from hpc_resume.cluster.slurm_commands import SilentError, ask, in_one_line, is_silence, setting, show_jobs
+from hpc_resume.cluster.slurm_commands import (
+    SilentError,
+    ask,
+    in_one_line,
+    is_silence,
+    setting,
+    show_jobs,
+    while_silent,
+)
 from hpc_resume.cluster.slurm_job import SlurmJob
 from hpc_resume.cluster.srun import gres_of
 from hpc_resume.config.schema import RunConfig
@@ -130,17 +136,11 @@ def _find_sent(folder: SubmissionFolder, refusal: ClusterError | ConfigError) ->
     if not isinstance(refusal, SilentError):
         raise refusal from None
     _log.warning("%s; waiting for it, and looking for the job", refusal)
-    retrying = Retrying(
-        retry=retry_if_exception_type(SilentError),
-        wait=wait_exponential(multiplier=0.5, max=10),
-        stop=stop_after_delay(_SILENCE_S),
-        reraise=True,
-    )
     # It may have heard a moment after it could be asked again, so it is asked more than once.
     for pause_s in (0.0, *_LOOK_AGAIN_S):
         time.sleep(pause_s)
         try:
-            text = retrying(ask, "squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%o")
+            text = while_silent(_SILENCE_S)(ask, "squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%o")
         except SilentError:
             raise SilentError(
                 f"{refusal}, and still gives none; the job may exist all the same. Once Slurm answers, see "

@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from math import inf
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
-
 from hpc_resume.cluster.base import Interruption
 from hpc_resume.cluster.liveness import are_apart, liveness, process_liveness, request_of_this_process
 from hpc_resume.cluster.processes import node_name
@@ -22,6 +20,7 @@ from hpc_resume.cluster.slurm_commands import (
     expand_nodes,
     setting,
     show_jobs,
+    while_silent,
 )
 from hpc_resume.cluster.slurm_facts import JobFacts, interruption_from_state, interruption_of
 from hpc_resume.cluster.srun import SrunWorkers
@@ -201,12 +200,7 @@ class SlurmAllocation:
         Raises:
             NotRequeuedError: Slurm will not start this job again.
         """
-        for attempt in Retrying(
-            retry=retry_if_exception_type(SilentError),
-            wait=wait_exponential(multiplier=0.5, max=30),
-            stop=stop_after_delay(_A_WEEK_S),
-            reraise=True,
-        ):
+        for attempt in while_silent(_A_WEEK_S):
             with attempt:
                 facts = self._facts(limit_s=0)
                 if facts is None:
@@ -264,15 +258,8 @@ class SlurmAllocation:
 
     def _facts(self, *, limit_s: float = _PATIENCE_S) -> JobFacts | None:
         """Ask for this job, and again while the controller is silent."""
-        for attempt in Retrying(
-            retry=retry_if_exception_type(SilentError),
-            wait=wait_exponential(multiplier=0.5, max=30),
-            stop=stop_after_delay(limit_s),
-            reraise=True,
-        ):
-            with attempt:
-                return next((facts for facts in show_jobs(self.job_id) if facts.job_id == self.job_id), None)
-        raise AssertionError("unreachable")
+        jobs = while_silent(limit_s)(show_jobs, self.job_id)
+        return next((facts for facts in jobs if facts.job_id == self.job_id), None)
 
     def _silent_nodes(self) -> tuple[str, ...]:
         """Return the nodes on which no step can be started; none if the question itself does not work here."""

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from collections.abc import Iterable
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
 from hpc_resume.cluster.slurm_facts import JobFacts, expand_tasks, parse_jobs
 from hpc_resume.errors import ClusterError
 
@@ -56,6 +58,16 @@ def ask(*command: str, limit_s: float = LIMIT_S) -> str:
         return done.stdout
     kind = SilentError if is_silence(done.stderr) else ClusterError
     raise kind(f"`{' '.join(command)}` failed: {in_one_line(done.stderr) or f'exit code {done.returncode}'}")
+
+
+def while_silent(limit_s: float) -> Retrying:
+    """Return what tries again as long as the controller gives no answer, at growing distances, and no longer."""
+    return Retrying(
+        retry=retry_if_exception_type(SilentError),
+        wait=wait_exponential(multiplier=0.5, max=30),
+        stop=stop_after_delay(limit_s),
+        reraise=True,
+    )
 
 
 def is_silence(text: str) -> bool:
