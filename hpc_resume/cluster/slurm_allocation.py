@@ -33,6 +33,8 @@ from hpc_resume.recovery.events import ClaimRequested
 _log = logging.getLogger(__name__)
 _ASK_AGAIN_S = 60.0
 """How often Slurm is asked for the end of the job's time, which an administrator may move."""
+_MOVED_S = 60.0
+"""A change of that end that is worth a line in the log."""
 _PROBE_LIMIT_S = 30.0
 _LAST_S = 30.0
 """What is kept of the job's time to put it back into the queue."""
@@ -129,7 +131,10 @@ class SlurmAllocation:
             try:
                 facts = self._facts(limit_s=0)
                 if facts is not None:
-                    self._end = None if facts.limit_s is None else now + facts.limit_s - facts.run_s
+                    end = None if facts.limit_s is None else now + facts.limit_s - facts.run_s
+                    if end is not None and abs(end - (self._end or 0.0)) > _MOVED_S:
+                        _log.info("the job's time ends in %.0f s", end - now)
+                    self._end = end
             except ClusterError as error:
                 _log.warning("can't ask for the end of the job's time: %s", error)
         return None if self._end is None else self._end - time.monotonic()

@@ -14,6 +14,10 @@ def test_a_job_that_slurm_ends_for_good_before_its_time_goes_on_in_a_new_one(slu
     runs = submit_scripted(slurm, tmp_path, {"do": "wait", "step": 6})
     runs.wait_for_word("waiting at 6")
     first = runs.job()
+    log = runs.run().supervisor_log()
+    runs.wait(
+        lambda: "the job's time ends in" in log.read_text(encoding="utf-8"), "the supervisor has asked for the time"
+    )
     # An administrator's change, which our clock learns of too late.
     slurm.run("scontrol", "update", f"JobId={first}", "EndTime=now")
     runs.wait_for_event(ev.ClaimEnded)
