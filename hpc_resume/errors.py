@@ -6,7 +6,8 @@
     ├── ClusterError      the cluster's: it did not answer, or refused
     ├── JournalError      the disk's: the record of a run cannot be read or written
     ├── CheckpointError   the saved state's: it can't be written, or not be loaded
-    │   └── DamagedError  it is not what was saved, as its digests prove
+    │   ├── DamagedError  it is not what was saved, as its digests prove
+    │   └── MismatchError it is whole, but of another model, another version, another kind
     ├── DeviceError       the node's: it has not the GPUs that a rank needs
     ├── ExportError       the disk's: the result of a run cannot be written
     ├── DivergedError     the training's: its weights are not finite
@@ -51,6 +52,12 @@ class CheckpointError(HpcResumeError):
 
 class DamagedError(CheckpointError):
     """A checkpoint is provably not what was saved: a file is missing, or differs from its digest."""
+
+
+class MismatchError(CheckpointError):
+    """A checkpoint is whole, but can't be loaded into what is there; trying again would not help."""
+
+    exit_code = 2
 
 
 class DeviceError(HpcResumeError):

@@ -37,6 +37,8 @@ NOT_RUN_HERE = {
     "python -m hpc_resume resubmit runs/quickstart": "tests/cli/test_verbs.py",
     "python -m hpc_resume cancel runs/quickstart": "tests/cli/test_verbs.py",
     "python -m hpc_resume run configs/quickstart.yaml": "tests/cli/test_verbs.py",
+    "python -m hpc_resume export runs/quickstart": "tests/end_to_end/test_result.py",
+    "python -m hpc_resume export runs/quickstart --step 200": "tests/cli/test_export.py",
     "python -m hpc_resume status my_run.yaml": "tests/cli/test_verbs.py",
     "python -m hpc_resume resubmit my_run.yaml": "tests/cli/test_verbs.py",
     "scontrol show config | grep -E 'JobRequeue|KillWait|MaxArraySize|SlurmdTimeout'": "tests/slurm/test_readme.py",
@@ -184,9 +186,18 @@ def test_the_sizes_in_the_comments_of_the_readme_are_right(newcomer: Path) -> No
     assert "# 2 ranks x 2 x 8 = 32 samples, 65 536 tokens" in README
 
 
+def test_the_checkpoints_in_the_readme_can_be_put_into_a_config(newcomer: Path) -> None:
+    path = newcomer / "my_run.yaml"
+    text, section = path.read_text(), blocks(README, "yaml")[2]
+    here = re.search(r"^checkpoints:\n(?: .*\n)+", text, re.MULTILINE)
+    assert here is not None
+    path.write_text(text.replace(here.group(), section))
+    assert load_config(path).checkpoints.interval_steps == "auto"
+
+
 def test_the_faults_in_the_readme_can_be_put_into_a_config(newcomer: Path) -> None:
     path = newcomer / "my_run.yaml"
-    path.write_text(path.read_text() + blocks(README, "yaml")[2])
+    path.write_text(path.read_text() + blocks(README, "yaml")[3])
     assert [fault.kind for fault in load_config(path).faults] == ["spike", "rank_kill", "node_lost"]
 
 

@@ -6,8 +6,11 @@ number that only goes up, so that no folder is ever written twice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
+import os
 import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
@@ -16,13 +19,19 @@ from typing import Any
 
 import xxhash
 
+from hpc_resume.errors import MismatchError
 from hpc_resume.recovery.events import Checkpoint
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step-(\d{9})\.s(\d{6})$")
 _ASIDE = "quarantined."
 _TRASH = ".trash."
+"""Deleted, and not removed yet."""
+_TORN = ".torn."
+"""What is left of saves that were not committed: their names."""
+_UNIVERSAL = ".universal."
+"""A copy of a checkpoint for other numbers of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,31 +53,55 @@ class Manifest:
     world_size: int
     zero_stage: int
     precision: str
+    model: str
+    """What tells one model from another: a digest of the names and shapes of its parameters."""
+    parameters: int
     num_samples: int
     segments: list[list[Any]]
     versions: dict[str, str]
     files: dict[str, FileEntry] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the manifest as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+        """Return the manifest as JSON text, with a digest of its own."""
+        data = dataclasses.asdict(self)
+        return json.dumps({**data, "digest": _digest_of(data)}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Manifest:
         """Read a manifest.
 
         Raises:
-            ValueError: the text is not a manifest of this schema.
+            ValueError: the text is not a manifest.
+            MismatchError: it is one of another schema.
         """
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise ValueError(f"not a manifest of schema {SCHEMA}")
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"its manifest is not JSON: {error}") from error
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if not isinstance(schema, int):
+            raise ValueError("not a manifest")  # noqa: TRY004 (it is what the text says)
+        # Schema 1 had no digest of its own. One that is there must match, whatever the schema: its bits flip as well.
+        digest = data.pop("digest", None)
+        if digest != _digest_of(data) and (digest is not None or schema >= 2):
+            raise ValueError("its manifest has changed since it was saved")
+        if schema != SCHEMA:
+            versions = data.get("versions")
+            saved_by = versions.get("hpc_resume", "unknown") if isinstance(versions, dict) else "unknown"
+            raise MismatchError(
+                f"its manifest has schema {schema} (saved by hpc_resume {saved_by}); this version reads schema "
+                f"{SCHEMA}: go on with the version that saved it"
+            )
         try:
             data["checkpoint"] = Checkpoint(**data["checkpoint"])
             data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
             return Manifest(**data)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
+
+
+def _digest_of(data: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(data, sort_keys=True).encode())
 
 
 def checkpoint_name(step: int, save_number: int) -> str:
@@ -81,7 +114,7 @@ def next_save_number(folder: Path, recorded: Iterable[str] = ()) -> int:
 
     One that vanished from the disk keeps its name: a new one under it would be taken for the old.
     """
-    here = (path.name.removeprefix(_ASIDE).removeprefix(_TRASH) for path in folder.iterdir())
+    here = (path.name.removeprefix(_TORN).removeprefix(_TRASH).removeprefix(_ASIDE) for path in folder.iterdir())
     names = (*here, *recorded)
     return max((int(match.group(2)) for name in names if (match := _NAME.match(name))), default=0) + 1
 
@@ -109,17 +142,27 @@ def is_committed(folder: Path, name: str) -> bool:
     return True
 
 
+def find(folder: Path, name: str) -> Path | None:
+    """Return where a checkpoint lies, under its own name or set aside; None if it is gone."""
+    return next((path for path in (folder / name, folder / f"{_ASIDE}{name}") if path.exists()), None)
+
+
 def read_manifest(folder: Path, name: str) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
         ValueError: it is missing, damaged, or of another checkpoint.
+        MismatchError: it was written by another version of this program.
         OSError: it can't be read, which proves nothing about what is in it.
     """
     try:
         manifest = Manifest.from_json((folder / name / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError("its manifest is missing") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its manifest is not text: {error}") from error
+    except MismatchError as error:
+        raise MismatchError(f"checkpoint {name} can't be read: {error}") from None
     if manifest.checkpoint.name != name:
         raise ValueError(f"its manifest is that of {manifest.checkpoint.name}")
     return manifest
@@ -127,12 +170,17 @@ def read_manifest(folder: Path, name: str) -> Manifest:
 
 def digest_file(path: Path) -> FileEntry:
     """Return size and digest of a file."""
+    with path.open("rb", buffering=0) as file:
+        return _digest(file)
+
+
+def _digest(file: io.FileIO) -> FileEntry:
     state = xxhash.xxh3_128()
     size = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            state.update(chunk)
-            size += len(chunk)
+    buffer = memoryview(bytearray(1 << 20))
+    while count := file.readinto(buffer):
+        state.update(buffer[:count])
+        size += count
     return FileEntry(size=size, digest=state.hexdigest())
 
 
@@ -142,27 +190,39 @@ def owned_by(name: str, rank: int) -> bool:
     return (int(match.group(1) or match.group(2)) if match else 0) == rank
 
 
-def find_damage(folder: Path, manifest: Manifest, rank: int | None = None) -> str | None:
+def find_damage(folder: Path, manifest: Manifest, rank: int | None = None, *, quick: bool = False) -> str | None:
     """Compare a checkpoint's files with its manifest; return the first difference in words, or None.
 
-    With `rank`, only that rank's files are read.
+    With `rank`, only that rank's files are read; `quick` compares sizes and reads nothing.
 
     Raises:
         OSError: a file is there but can't be read, which proves nothing about what is in it.
     """
+    place = folder / manifest.checkpoint.name
     for name, entry in sorted(manifest.files.items()):
         if rank is not None and not owned_by(name, rank):
             continue
-        path = folder / manifest.checkpoint.name / name
         try:
-            found = digest_file(path)
+            with (place / name).open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != entry.size:
+                    return f"{name} has {size} bytes; its manifest says {entry.size}"
+                digest = entry.digest if quick else _digest(file).digest
         except FileNotFoundError:
             return f"{name} is missing"
-        if found.size != entry.size:
-            return f"{name} has {found.size} bytes; its manifest says {entry.size}"
-        if found.digest != entry.digest:
-            return f"{name} has changed since it was saved (digest {found.digest}; its manifest says {entry.digest})"
-    return None
+        if digest != entry.digest:
+            return f"{name} has changed since it was saved (digest {digest}; its manifest says {entry.digest})"
+    if rank not in (None, 0):
+        return None
+    # DeepSpeed finds files by patterns; others that somebody left there do no harm.
+    foreign = (name for name in find_foreign(folder, manifest) if name.endswith("_states.pt"))
+    return next((f"{name} is not in its manifest, and DeepSpeed could load it" for name in foreign), None)
+
+
+def find_foreign(folder: Path, manifest: Manifest) -> list[str]:
+    """Return what lies in a checkpoint and is not part of it."""
+    found = {path.name for path in (folder / manifest.checkpoint.name).iterdir()}
+    return sorted(found - manifest.files.keys() - {MANIFEST})
 
 
 def set_aside(folder: Path, name: str) -> bool:
@@ -178,31 +238,89 @@ def set_aside(folder: Path, name: str) -> bool:
 
 
 def discard_uncommitted(folder: Path, known: Container[str] = ()) -> list[str]:
-    """Delete what is left of saves that were never committed; return their names.
+    """Delete what is left of saves that were never committed; return their names. Finish deletions that were begun.
 
     What was ever recorded as committed, `known`, is left alone, whatever has become of its manifest. An empty folder
     stays in place of each name, so that its save number is not used again: a zombie may still know it.
     """
-    for trash in folder.glob(f"{_TRASH}*"):
-        _empty(trash)  # somebody was killed between the two steps below
+    empty_trash(folder)
+    for torn in folder.glob(f"{_TORN}*"):
+        # Somebody was killed between the two steps below.
+        if (torn / MANIFEST).exists():
+            torn.rename(folder / torn.name.removeprefix(_TORN))
+        else:
+            _empty(torn)
     names = [path.name for path in folder.iterdir() if _NAME.match(path.name) and path.name not in known]
     return [name for name in names if discard(folder, name)]
 
 
 def discard(folder: Path, name: str) -> bool:
     """Delete what one save left behind, unless it is committed after all; return whether there was anything."""
-    path, trash = folder / name, folder / f"{_TRASH}{name}"
+    path, torn = folder / name, folder / f"{_TORN}{name}"
     if is_committed(folder, name) or not path.exists():
         return False
-    path.rename(trash)
+    path.rename(torn)
     # Looked at again where no writer knows it any more: a commit in between is given back.
-    if (trash / MANIFEST).exists():
-        trash.rename(path)
+    if (torn / MANIFEST).exists():
+        torn.rename(path)
         return False
-    _empty(trash)
+    _empty(torn)
     return True
 
 
-def _empty(trash: Path) -> None:
-    for path in trash.iterdir():
-        path.unlink()
+def put_in_trash(folder: Path, name: str) -> bool:
+    """Rename a checkpoint whose deletion is recorded, set aside or not, and its converted copy, so that it is gone.
+
+    Safe to do twice, and by two at the same time. Returns whether there was anything.
+    """
+    renamed = [_to_trash(folder, f"{prefix}{name}") for prefix in (_UNIVERSAL, _ASIDE, "")]
+    return any(renamed)
+
+
+def put_conversion_in_trash(folder: Path, name: str) -> bool:
+    """Rename the converted copy of a checkpoint, so that it is gone; return whether there was one."""
+    return _to_trash(folder, f"{_UNIVERSAL}{name}")
+
+
+def finish_deletions(folder: Path, deleted: Iterable[str]) -> None:
+    """Put in the trash what is still in place although its deletion is recorded.
+
+    What can't be renamed now is left for the next time; nobody uses it.
+
+    Raises:
+        FileNotFoundError: the folder is not there; that is not the same as an empty one.
+    """
+    here = {path.name.removeprefix(_UNIVERSAL).removeprefix(_ASIDE) for path in folder.iterdir()}
+    for name in sorted(here.intersection(deleted)):
+        with contextlib.suppress(OSError):
+            put_in_trash(folder, name)
+
+
+def empty_trash(folder: Path) -> None:
+    """Remove what is in the trash from the disk: slow, and safe beside everything else, also another such call.
+
+    What can't be removed now is left for the next time.
+    """
+    for trash in folder.glob(f"{_TRASH}*"):
+        with contextlib.suppress(OSError):
+            _empty(trash)
+            trash.rmdir()
+
+
+def _to_trash(folder: Path, entry: str) -> bool:
+    try:
+        (folder / entry).rename(folder / f"{_TRASH}{entry}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that is in a folder; what somebody else removes at the same time is no error."""
+    for path in list(folder.iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                _empty(path)
+                path.rmdir()
+            else:
+                path.unlink()

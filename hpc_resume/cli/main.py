@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import typer
 
 from hpc_resume.cli.cancel import cancel
+from hpc_resume.cli.export import export
 from hpc_resume.cli.report import report
 from hpc_resume.cli.resubmit import resubmit
 from hpc_resume.cli.run import run
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (submit, status, report, cancel, resubmit, run):
+for verb in (submit, status, report, cancel, resubmit, export, run):
     app.command()(verb)
 
 

@@ -32,7 +32,7 @@ def show_plan(config: RunConfig, kind: str, *, can_send: bool, as_json: bool) ->
         say("but that folder exists already, so `submit` would refuse: choose another name (name=...), or delete it")
     head = ("run", "steps", "samples a step", "tokens a step", "ranks", "precision", "ZeRO", "settings of its own")
     write_table(head, [_row(config, index, run) for index, run in enumerate(runs)])
-    for line in _faults(runs):
+    for line in [*_sizes(runs), *_faults(runs)]:
         say(line)
     if kind == "slurm":
         say("the batch script:")
@@ -54,6 +54,7 @@ def _as_json(config: RunConfig, index: int, run: RunConfig) -> dict[str, object]
         "global_batch_size": run.global_batch_size,
         "tokens_per_step": _tokens(run),
         "ranks": run.world_size,
+        "sizes": _sizes_of(run),
         "precision": run.training.precision,
         "zero_stage": _zero_stage(run),
         "faults": [asdict(fault) for fault in run.faults],
@@ -73,6 +74,32 @@ def _tokens(run: RunConfig) -> int:
 def _zero_stage(run: RunConfig) -> int:
     stage: int = resolve_deepspeed(run.training.deepspeed, run)["zero_optimization"]["stage"]
     return stage
+
+
+def _sizes_of(run: RunConfig) -> list[dict[str, int]]:
+    """Return what a run becomes on each number of nodes that keeps its global batch."""
+    return [
+        {
+            "nodes": nodes,
+            "ranks": (there := run.at_nodes(nodes)).world_size,
+            "gradient_accumulation_steps": there.training.gradient_accumulation_steps,
+        }
+        for nodes in run.fitting_nodes
+    ]
+
+
+def _sizes(runs: Sequence[RunConfig]) -> list[str]:
+    """Say that of a range of nodes; name the run as well, where not all runs are alike."""
+    cluster = runs[0].cluster
+    if cluster.min_nodes == cluster.max_nodes:
+        return []
+    lines = [f"each run takes the largest of these that is free when its job starts ({cluster.nodes} nodes):"]
+    alike = all(_sizes_of(run) == _sizes_of(runs[0]) for run in runs)
+    for index, run in enumerate(runs[:1] if alike else runs):
+        for size in _sizes_of(run):
+            rest = f"{size['ranks']} rank(s), gradient_accumulation_steps={size['gradient_accumulation_steps']}"
+            lines.append(f"  {'' if alike else f'run {index} '}on {size['nodes']} node(s): {rest}")
+    return lines
 
 
 def _faults(runs: Sequence[RunConfig]) -> list[str]:

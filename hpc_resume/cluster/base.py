@@ -91,7 +91,7 @@ class Allocation(Protocol):
         ...
 
     def start(self, folder: RunFolder, attempt: int, claim: int, config: ClusterConfig) -> Workers:
-        """Start the workers of an attempt, which belongs to this claim."""
+        """Start the workers of an attempt, which belongs to this claim, on as many of the nodes as `config` says."""
         ...
 
     def seconds_left(self) -> float | None:

@@ -31,14 +31,17 @@ def cluster_kind(config: RunConfig) -> str:
     """Return the kind of cluster that a config means, if it is there.
 
     Raises:
-        ConfigError: Slurm is asked for, and there is no `sbatch`.
+        ConfigError: Slurm is asked for, and there is no `sbatch`; or several nodes are.
     """
     if config.cluster.kind == "slurm" and not has_sbatch():
         raise ConfigError(
             "cluster.kind is slurm, but there is no `sbatch` on PATH; "
             "submit from a login node, or use cluster.kind=local to train on this machine"
         )
-    return wanted_kind(config)
+    kind = wanted_kind(config)
+    if kind == "local":
+        _refuse_several_nodes(config.cluster)
+    return kind
 
 
 def make_cluster(kind: str) -> Cluster:
@@ -55,7 +58,7 @@ def make_allocation(config: ClusterConfig) -> Allocation:
     """Return the place that this process runs in, of the kind that it is in.
 
     Raises:
-        ConfigError: it should be in a Slurm job and is not, or the job does not fit.
+        ConfigError: it should be in a Slurm job and is not, or the job or this machine does not fit.
     """
     if kind_here(config) == "slurm":
         return SlurmAllocation(config)
@@ -64,4 +67,13 @@ def make_allocation(config: ClusterConfig) -> Allocation:
             "cluster.kind is slurm, but this is no Slurm job (SLURM_JOB_ID is not set); send it with `submit` or "
             "`sbatch`, or use cluster.kind=local to train on this machine"
         )
+    _refuse_several_nodes(config)
     return LocalAllocation()
+
+
+def _refuse_several_nodes(config: ClusterConfig) -> None:
+    if config.min_nodes > 1:
+        raise ConfigError(
+            f"cluster.nodes is {config.nodes}, but without Slurm there is this machine only: submit from a login node, "
+            "or set cluster.nodes=1"
+        )

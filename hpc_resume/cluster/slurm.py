@@ -25,6 +25,7 @@ from hpc_resume.cluster.slurm_commands import (
 )
 from hpc_resume.cluster.slurm_job import SlurmJob
 from hpc_resume.cluster.srun import gres_of
+from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.config.sweep import expand
 from hpc_resume.errors import ClusterError, ConfigError
@@ -174,6 +175,7 @@ def _python() -> str:
 def _parameters(folder: SubmissionFolder, runs: list[int], config: RunConfig) -> dict[str, Any]:
     """Return what submitit makes the batch script from; an option of the user's goes before ours."""
     cluster = config.cluster
+    tasks, size = _size(cluster)
     array = len(folder.runs() or expand(config)) > 1
     parallel = f"%{cluster.parallelism}" if cluster.parallelism else ""
     place = folder.path / ("run-%4a" if array else f"run-{runs[0]:04d}")
@@ -181,6 +183,7 @@ def _parameters(folder: SubmissionFolder, runs: list[int], config: RunConfig) ->
         **({"array": _as_list(runs) + parallel} if array else {}),
         "output": str(place / "logs" / "supervisor.out"),
         "requeue": True,
+        **size,
         **({"gres": gres} if (gres := gres_of(cluster)) else {}),
         # A second clock for the end of the time; the supervisor's own is the first. Also where the site sets the limit:
         # else submitit would have the ranks signalled, which may not listen yet.
@@ -191,9 +194,8 @@ def _parameters(folder: SubmissionFolder, runs: list[int], config: RunConfig) ->
             options[name.replace("_", "-")] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
     return {
         "job_name": config.name,
-        "nodes": cluster.nodes,
-        "ntasks_per_node": cluster.ranks_per_node,
-        "cpus_per_task": cluster.cpus_per_rank,
+        "nodes": cluster.max_nodes,
+        **tasks,
         "time": cluster.walltime_min,
         "partition": cluster.partition,
         "account": cluster.account,
@@ -203,6 +205,20 @@ def _parameters(folder: SubmissionFolder, runs: list[int], config: RunConfig) ->
         "stderr_to_stdout": True,
         "additional_parameters": options,
     }
+
+
+def _size(cluster: ClusterConfig) -> tuple[dict[str, int | None], dict[str, str | int]]:
+    """Return what submitit is told of the ranks, and what `sbatch` is told of a range of nodes.
+
+    A range goes without --ntasks-per-node: from that follows a number of tasks, which Slurm keeps from one start of a
+    job to the next, so that a job that had three nodes would wait for three again (tried with 22.05). It also gives no
+    more nodes than there are tasks on the smallest number of nodes. So the cores are asked for by the node.
+    """
+    if cluster.min_nodes == cluster.max_nodes:
+        return {"ntasks_per_node": cluster.ranks_per_node, "cpus_per_task": cluster.cpus_per_rank}, {}
+    # submitit itself takes only a number of nodes.
+    nodes = f"{cluster.min_nodes}-{cluster.max_nodes}"
+    return {}, {"nodes": nodes, "mincpus": cluster.ranks_per_node * (cluster.cpus_per_rank or 1)}
 
 
 def _as_list(runs: list[int]) -> str:

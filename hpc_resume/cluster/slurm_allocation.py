@@ -87,11 +87,14 @@ class SlurmAllocation:
         self.job_id = job_name(os.environ)
         self.restart_count = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self.nodes = expand_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
-        if len(self.nodes) < config.nodes:
+        if len(self.nodes) < config.min_nodes:
             raise ConfigError(
                 f"Slurm job {self.job_id} has {len(self.nodes)} node(s), but cluster.nodes is {config.nodes}; "
                 "make the two agree (`#SBATCH --nodes=` in a batch script)"
             )
+        # A fixed number may be that of a batch script of the user's, which asks for spare ones, too.
+        is_range = config.min_nodes < config.max_nodes
+        self._needed = config.min_nodes if is_range else len(self.nodes)
         self._end: float | None = None
         self._asked_at = -_ASK_AGAIN_S
 
@@ -193,7 +196,7 @@ class SlurmAllocation:
         except ClusterError as error:
             _log.warning("can't tell whether there are other nodes: %s", error)
             return False
-        return len(left) >= len(self.nodes)
+        return len(left) >= self._needed
 
     def requeue(self, avoid: tuple[str, ...] = ()) -> None:
         """Put this job back into Slurm's queue, once, whatever its controller does meanwhile.

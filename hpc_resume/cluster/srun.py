@@ -36,12 +36,12 @@ def srun_command(
 ) -> list[str]:
     """Return the command that starts the ranks of an attempt; `cpus` is what each of them gets, if that is known."""
     options: dict[str, Any] = {
-        "nodes": config.nodes,
-        "ntasks": config.nodes * config.ranks_per_node,
+        "nodes": config.max_nodes,
+        "ntasks": config.max_nodes * config.ranks_per_node,
         "ntasks-per-node": config.ranks_per_node,
         # A newer Slurm no longer takes it from the job.
         **({"cpus-per-task": cpus} if cpus else {}),
-        "nodelist": ",".join(nodes[: config.nodes]),
+        "nodelist": ",".join(nodes[: config.max_nodes]),
         **({"gres": gres} if (gres := gres_of(config)) else {}),
         # Also what a rank says before it has opened its log by itself, and what becomes of it when it can't.
         "output": str(folder.log(attempt, 0)).replace("rank-0000", "rank-%4t"),
@@ -58,6 +58,12 @@ def srun_command(
         *option_list(options),
         *(config.python or sys.executable, "-m", "hpc_resume.worker", str(folder.path), str(attempt), str(claim)),
     ]
+
+
+def cores_of_a_rank(config: ClusterConfig, environment: Mapping[str, str]) -> str | None:
+    """Return what each rank gets: as the job says, or the config, where a job asked for its cores by the node."""
+    ours = None if config.cpus_per_rank is None else str(config.cpus_per_rank)
+    return environment.get("SLURM_CPUS_PER_TASK") or ours
 
 
 def gres_of(config: ClusterConfig) -> str | None:
@@ -129,7 +135,7 @@ class SrunWorkers:
         self._signalled: dict[signal.Signals, float] = {}
         self._log = folder.launcher_log(attempt)
         self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        cpus = os.environ.get("SLURM_CPUS_PER_TASK")
+        cpus = cores_of_a_rank(config, os.environ)
         environment = {name: value for name, value in os.environ.items() if name not in _TORCH}
         environment["MASTER_ADDR"] = _address(nodes[0])
         # A new one for each attempt: what is left of the one before may still hold its own.

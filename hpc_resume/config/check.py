@@ -27,13 +27,23 @@ def check_before_submit(config: RunConfig, kind: str) -> None:
         try:
             _check_model(run.model)
             _check_faults(run.faults, kind)
-            resolve_deepspeed(run.training.deepspeed, run)
+            _check_deepspeed(run)
             if (run.data, run.global_batch_size) not in data_seen:
                 check_data_suffices(find_data_files(run.data), run.data, run.global_batch_size)
             data_seen.add((run.data, run.global_batch_size))
         except ConfigError as error:
             swept = ", ".join(f"{key}={show(value)}" for key, value in describe(config, index).items())
             raise ConfigError(f"{error} (in the run of the sweep with {swept})" if swept else str(error)) from error
+
+
+def _check_deepspeed(run: RunConfig) -> None:
+    """Check the settings for every number of nodes: the gradient accumulation is another one on each."""
+    for nodes in run.fitting_nodes:
+        try:
+            resolve_deepspeed(run.training.deepspeed, run.at_nodes(nodes))
+        except ConfigError as error:
+            of_a_range = f" (on {nodes} of {run.cluster.nodes} nodes)" if len(run.fitting_nodes) > 1 else ""
+            raise ConfigError(f"{error}{of_a_range}") from error
 
 
 def _check_faults(faults: tuple[FaultConfig, ...], kind: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,8 +58,8 @@ class ClusterConfig:
     ranks_per_node: int = 1
     """Training processes on each node; one per GPU."""
 
-    nodes: int = 1
-    """Nodes of each run."""
+    nodes: int | str = 1
+    """Nodes of each run; a range, like `2-4`, takes as many of them as are free whenever the job starts."""
 
     parallelism: int | None = None
     """Runs of a sweep that may run at the same time; null leaves it to Slurm, and means 1 on this machine."""
@@ -96,7 +97,7 @@ class ClusterConfig:
             "cluster",
             {
                 "ranks_per_node": self.ranks_per_node,
-                "nodes": self.nodes,
+                "nodes": self.min_nodes,
                 "parallelism": self.parallelism,
                 "walltime_min": self.walltime_min,
                 "cpus_per_rank": self.cpus_per_rank,
@@ -108,5 +109,29 @@ class ClusterConfig:
             for name in getattr(self, section):
                 if (instead := taken.get(name.replace("_", "-"))) is not None:
                     raise ValueError(f"cluster.{section}.{name} can't be set: {instead}")
-        if self.kind == "local" and self.nodes != 1:
+        if self.max_nodes < self.min_nodes:
+            raise ValueError(
+                f"cluster.nodes is {self.nodes}; a range goes from the smallest number to the largest, "
+                f"{self.max_nodes}-{self.min_nodes}"
+            )
+        if self.kind == "local" and self.max_nodes != 1:
             raise ValueError(f"cluster.nodes is {self.nodes}; with cluster.kind=local it can only be 1")
+
+    @property
+    def min_nodes(self) -> int:
+        """The smallest number of nodes that a run may have."""
+        return _span(self.nodes)[0]
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes that a run may have."""
+        return _span(self.nodes)[1]
+
+
+def _span(nodes: int | str) -> tuple[int, int]:
+    if isinstance(nodes, int):
+        return nodes, nodes
+    found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", nodes)
+    if found is None:
+        raise ValueError(f"cluster.nodes is {nodes!r}; it must be a number of nodes, or a range of them, like 2-4")
+    return int(found[1]), int(found[2])

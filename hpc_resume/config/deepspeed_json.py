@@ -39,10 +39,18 @@ _MUST_NOT_BE = {
     "fp16.enabled": (True, "fp16 is not supported; set training.precision to bf16"),
     "bf16.check_grad_overflow": (False, "the monitor counts on steps with non-finite gradients being skipped"),
     "zero_optimization.load_from_fp32_weights": (False, "a resumed run would lose the fp32 weights' last bits"),
-    "zero_optimization.elastic_checkpoint": (True, "as many ranks take a checkpoint up as saved it"),
+    "zero_optimization.elastic_checkpoint": (True, "another number of ranks loads a converted checkpoint instead"),
     "zero_optimization.compute_grad_norm": (False, "the monitor needs the norm of the gradients"),
     "managed_gradient_accumulation": (False, "the training loop leaves accumulation to DeepSpeed"),
     "checkpoint.use_node_local_storage": (True, "a run must be able to go on on other nodes"),
+    "zero_optimization.offload_optimizer.device": (
+        "nvme",
+        "DeepSpeed copies that state into a checkpoint by itself, unseen by the commit; use cpu",
+    ),
+    "zero_optimization.offload_param.device": (
+        "nvme",
+        "DeepSpeed copies that state into a checkpoint by itself, unseen by the commit; use cpu",
+    ),
     "checkpoint.load_universal": (True, "hpc_resume decides how a checkpoint is loaded"),
 }
 """Values that would break what recovery relies on: key, the value that is refused, why."""

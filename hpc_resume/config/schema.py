@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any, Literal
 
+from hpc_resume.config.checkpoint_section import CheckpointConfig
 from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.values import require_positive
+from hpc_resume.errors import ConfigError
 from hpc_resume.monitor.settings import MonitorSettings
 from hpc_resume.recovery.policy import Policy
 
-FaultKind = Literal["spike", "rank_kill", "rank_hang", "nan", "save_fails", "node_lost", "exception"]
+FaultKind = Literal["spike", "rank_kill", "rank_hang", "nan", "save_fails", "node_lost", "exception", "reload"]
 
 
 PathMark = Literal["always", "or_name", "contents"]
@@ -95,7 +98,8 @@ class TrainingConfig:
     """Samples that one rank takes through the model at a time."""
 
     gradient_accumulation_steps: int = 1
-    """Micro batches of each rank in one optimizer step."""
+    """Micro batches of each rank in one optimizer step; on fewer nodes of a range it is as many more as keep the
+    global batch."""
 
     learning_rate: float = 3e-4
     """Peak learning rate."""
@@ -123,6 +127,9 @@ class TrainingConfig:
 
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
+
+    record_state: bool = False
+    """Write down digests of weights, optimizer state and random generators after every step, for audits; slow."""
 
     deepspeed: dict[str, Any] | None = field(default=None, metadata={"path": "contents"})
     """DeepSpeed's own settings, with `auto` values: the path of a JSON file, or its contents; null is ZeRO 0."""
@@ -152,23 +159,6 @@ class TrainingConfig:
             )
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"training.adam_betas is {list(self.adam_betas)}; each must be at least 0 and below 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointConfig:
-    """When state is saved."""
-
-    interval_steps: int = 100
-    """Steps between two checkpoints."""
-
-    certify_after_steps: int = 50
-    """Healthy steps that must follow a checkpoint before it counts as certified."""
-
-    def __post_init__(self) -> None:
-        """Refuse what can't mean anything."""
-        require_positive("checkpoints", {"interval_steps": self.interval_steps})
-        if self.certify_after_steps < 0:
-            raise ValueError(f"checkpoints.certify_after_steps is {self.certify_after_steps}; it must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +193,8 @@ class FaultConfig:
     """One injected fault, for tests and drills."""
 
     kind: FaultKind = "spike"
-    """What goes wrong; `node_lost` only on this machine, as it would end a Slurm job for good."""
+    """What goes wrong; `node_lost` only on this machine, as it would end a Slurm job for good. `reload` only loads the
+    newest checkpoint in the running processes."""
 
     step: int = 1
     """At which optimizer step."""
@@ -285,6 +276,8 @@ class RunConfig:
                 f"name is {self.name!r}; it must be one folder name of letters, digits, '.', '_' and '-', "
                 "and not start with '.' or '-'"
             )
+        if any(sign in self.runs_dir for sign in "*?["):
+            raise ValueError(f"runs_dir is {self.runs_dir}; DeepSpeed takes *, ? and [ in a path for patterns")
         if (
             self.cluster.walltime_min is not None
             and self.cluster.walltime_min * 60 <= self.supervisor.deadline_margin_s
@@ -293,10 +286,21 @@ class RunConfig:
                 f"supervisor.deadline_margin_s is {self.supervisor.deadline_margin_s}; it must be less than the job's "
                 f"time, cluster.walltime_min ({self.cluster.walltime_min}), or every job would leave at its start"
             )
+        # Of a sweep the elements are what counts, and each of them comes by here.
+        smallest = self.cluster.min_nodes
+        if not self.sweep and smallest not in self.fitting_nodes:
+            raise ValueError(
+                f"cluster.nodes is {self.cluster.nodes}, but on {smallest} nodes no gradient accumulation gives the "
+                f"global batch of {self.global_batch_size} samples: begin the range with a number that fits "
+                f"({_listed(self.fitting_nodes)}), or make training.gradient_accumulation_steps, "
+                f"{self.training.gradient_accumulation_steps}, a multiple of "
+                f"{smallest // gcd(smallest, self.cluster.max_nodes)}"
+            )
+        ranks = smallest * self.cluster.ranks_per_node
         for index, fault in enumerate(self.faults):
-            if fault.rank >= self.world_size:
+            if fault.rank >= ranks:
                 raise ValueError(
-                    f"faults[{index}].rank is {fault.rank}; ranks go from 0 to {self.world_size - 1} "
+                    f"faults[{index}].rank is {fault.rank}; ranks go from 0 to {ranks - 1} "
                     f"(cluster.nodes x cluster.ranks_per_node)"
                 )
             if fault.step > self.training.steps:
@@ -307,10 +311,47 @@ class RunConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks of each run."""
-        return self.cluster.nodes * self.cluster.ranks_per_node
+        """Ranks of each run; of a range of nodes, on the largest number."""
+        return self.cluster.max_nodes * self.cluster.ranks_per_node
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
+        """Samples of one optimizer step, over all ranks; the same on any number of nodes."""
         return self.world_size * self.training.micro_batch_size * self.training.gradient_accumulation_steps
+
+    @property
+    def fitting_nodes(self) -> tuple[int, ...]:
+        """The numbers of nodes in `cluster.nodes` on which the global batch can be kept, smallest first."""
+        shares = self.cluster.max_nodes * self.training.gradient_accumulation_steps
+        return tuple(n for n in range(self.cluster.min_nodes, self.cluster.max_nodes + 1) if shares % n == 0)
+
+    def at_nodes(self, nodes: int) -> RunConfig:
+        """Return this config for one number of nodes, with the gradient accumulation that keeps the global batch.
+
+        Raises:
+            ConfigError: there is none, or `cluster.nodes` does not allow that number.
+        """
+        if nodes not in self.fitting_nodes:
+            raise ConfigError(
+                f"can't train on {nodes} node(s): cluster.nodes is {self.cluster.nodes}, and a global batch of "
+                f"{self.global_batch_size} samples fits on {_listed(self.fitting_nodes)}"
+            )
+        steps = self.cluster.max_nodes * self.training.gradient_accumulation_steps // nodes
+        return replace(
+            self,
+            cluster=replace(self.cluster, nodes=nodes),
+            training=replace(self.training, gradient_accumulation_steps=steps),
+        )
+
+    def at_most(self, nodes: int) -> RunConfig:
+        """Return this config for the largest number of nodes that fits and is not above `nodes`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return self.at_nodes(max((n for n in self.fitting_nodes if n <= nodes), default=nodes))
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last

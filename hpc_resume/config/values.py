@@ -25,14 +25,22 @@ class Mistake(Exception):  # noqa: N818 - never leaves this package: it becomes 
 
 def without_null(hint: Any) -> Any:
     """Strip `None` from an optional type."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return next(argument for argument in get_args(hint) if argument is not type(None))
-    return hint
+    kinds = _alternatives(hint)
+    return kinds[0] if len(kinds) == 1 else hint
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return what a type may be, without null."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return (hint,)
+    return tuple(argument for argument in get_args(hint) if argument is not type(None))
 
 
 def describe_type(hint: Any) -> str:
     """Say a declared type in a reader's words, without "or null"."""
     hint = without_null(hint)
+    if len(kinds := _alternatives(hint)) > 1:
+        return " or ".join(map(describe_type, kinds))
     arguments = get_args(hint)
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Any: "anything"}
     if hint in words:
@@ -76,9 +84,11 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     """
     if value is None and is_optional(hint):
         return None
-    converted = _converted(without_null(hint), value)
+    results = (_converted(choice, value) for choice in _alternatives(hint))
+    converted = next((result for result in results if result is not _MISFIT), _MISFIT)
     if converted is _MISFIT:
-        hope = suggestion(value, get_args(hint)) if get_origin(hint) is Literal and isinstance(value, str) else ""
+        words = [word for choice in _alternatives(hint) if get_origin(choice) is Literal for word in get_args(choice)]
+        hope = suggestion(value, words) if words and isinstance(value, str) else ""
         null = " or null" if is_optional(hint) else ""
         raise Mistake(key, f"{key} is {show(value)}; it must be {describe_type(hint)}{null}{hope}")
     return converted

@@ -37,8 +37,11 @@ class DataOrder:
                 raise ValueError(
                     f"segment {after.number} follows segment {before.number}; numbers are never used again and go up"
                 )
-        for segment in self.segments:
-            self._refuse_to_drop_an_epoch(segment)
+        windows = (segment.window for segment in self.segments)
+        # What is less than an epoch in all can't be all of one; only else each epoch must be looked at.
+        if sum(window.end - window.start for window in windows if window and window.drop) >= self.num_samples:
+            for segment in self.segments:
+                self._refuse_to_drop_an_epoch(segment)
 
     def _refuse_to_drop_an_epoch(self, segment: Segment) -> None:
         """Make sure that each epoch keeps a sample; else `take` could look for the next one for ever."""

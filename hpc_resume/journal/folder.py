@@ -41,6 +41,10 @@ class RunFolder:
         """Folder of the finished model."""
         return self.path / "model"
 
+    def exported(self, step: int) -> Path:
+        """Folder for the model as it was at a step, where a person asks for that."""
+        return self.path / f"export-step-{step:09d}"
+
     @property
     def data(self) -> Path:
         """Token cache; made once, so that every attempt sees the same samples."""
@@ -66,6 +70,10 @@ class RunFolder:
     def samples(self, attempt: int, rank: int) -> Path:
         """Which samples a rank trained on, if the config asks for it."""
         return self.path / "metrics" / f"attempt-{attempt:04d}.samples-{rank:04d}.jsonl"
+
+    def trace(self, attempt: int, rank: int) -> Path:
+        """Digests of a rank's state after every step, if the config asks for it."""
+        return self.path / "metrics" / f"attempt-{attempt:04d}.trace-{rank:04d}.jsonl"
 
     def rank_report(self, attempt: int, rank: int) -> Path:
         """What a rank says of itself: its pid, and why it failed."""

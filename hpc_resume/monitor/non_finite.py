@@ -7,11 +7,8 @@ from collections import deque
 
 from hpc_resume.monitor.detector import State, Streak
 from hpc_resume.monitor.observation import Observation
-from hpc_resume.monitor.settings import MonitorSettings
+from hpc_resume.monitor.settings import RATE_WINDOW_STEPS, MonitorSettings
 from hpc_resume.monitor.verdict import Verdict
-
-RATE_WINDOW_STEPS = 64
-"""The share of bad steps is taken over this many."""
 
 RATE_LEAST_STEPS = 16
 """A share of fewer steps than this says nothing."""

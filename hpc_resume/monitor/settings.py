@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+RATE_WINDOW_STEPS = 64
+"""The share of bad steps is taken over this many."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonitorSettings:
@@ -74,3 +77,12 @@ class MonitorSettings:
                 f"monitor.spike_warmup_steps is {self.spike_warmup_steps}; it must not exceed "
                 f"monitor.spike_window_steps ({self.spike_window_steps})"
             )
+
+    @property
+    def horizon_steps(self) -> int:
+        """How many steps before the first one that is not known to be healthy an incident may turn out to have begun.
+
+        A spike begins where the loss was first on its way up, and no more than half of the window lies above its own
+        median; a share of bad steps begins with the first of them. The others begin with the first step that shows.
+        """
+        return max(self.spike_window_steps // 2 + self.spike_patience_steps, RATE_WINDOW_STEPS)

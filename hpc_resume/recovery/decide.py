@@ -7,7 +7,15 @@ from hpc_resume.recovery.decisions import Action, Budget, Decision, Plan, StopOu
 from hpc_resume.recovery.history import History
 from hpc_resume.recovery.policy import Policy
 
-Trigger = ev.AttemptEnded | ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | ev.StopRequested | None
+Trigger = (
+    ev.AttemptEnded
+    | ev.LossIncident
+    | ev.CheckpointRejected
+    | ev.SaveFailed
+    | ev.StopRequested
+    | ev.FaultInjected
+    | None
+)
 
 
 def decide(policy: Policy, history: History, event: Trigger) -> Decision:
@@ -32,6 +40,8 @@ def decide(policy: Policy, history: History, event: Trigger) -> Decision:
             return _save_failed(policy, history, event)
         case ev.StopRequested():
             return _stop(history, "asked to stop", "asked to stop between two attempts", "stopped")
+        case ev.FaultInjected():
+            return _rehearsed(history, event)
         case ev.AttemptEnded():
             return _ended(policy, history, event)
 
@@ -117,8 +127,8 @@ def _loss(policy: Policy, history: History, event: ev.LossIncident) -> Decision:
     used = 1 if newest > history.high_water_step else history.used.get("loss", 0) + 1
     if used > policy.loss_budget:
         return _spent(history, "loss", policy.loss_budget, event.message, suspect_after=last_safe_step)
-    if not choice and history.rejected:
-        text = f"{', '.join(history.rejected)} can't be loaded, and nothing else is from before: {event.message}"
+    if not choice and (why := _why_nothing_is_left(history)):
+        text = f"nothing is left that is old enough ({why}): {event.message}"
         return _stop(history, "no checkpoint left", text, "failed", budget="loss", suspect_after=last_safe_step)
     depth = min(used, len(choice))
     return _resume(
@@ -135,6 +145,15 @@ def _loss(policy: Policy, history: History, event: ev.LossIncident) -> Decision:
 
 def _rejected(history: History, event: ev.CheckpointRejected) -> Decision:
     return _go_on(history, "checkpoint rejected", f"{event.name}: {event.reason}", action="rollback")
+
+
+def _rehearsed(history: History, event: ev.FaultInjected) -> Decision:
+    reason = f"`{event.fault}` before step {event.step} was asked for"
+    if not history.lineage:
+        # The first weights are nowhere but in the processes that made them.
+        text = f"{reason}, but nothing was saved yet"
+        return Decision(number=history.next_decision, action="continue", rule="rehearsal", reason=text)
+    return _go_on(history, "rehearsal", reason, action="rollback")
 
 
 def _save_failed(policy: Policy, history: History, event: ev.SaveFailed) -> Decision:
@@ -195,8 +214,8 @@ def _resume(
     used: int,
     avoid: tuple[str, ...] = (),
 ) -> Decision:
-    if checkpoint is None and history.rejected:
-        text = f"{', '.join(history.rejected)} can't be loaded, and nothing else was saved that is old enough; {reason}"
+    if checkpoint is None and (why := _why_nothing_is_left(history)):
+        text = f"nothing is left that is old enough ({why}): {reason}"
         return _stop(history, "no checkpoint left", text, "failed")
     step = checkpoint.step if checkpoint else 0
     leaves_steps_behind = any(c.step > step for c in history.lineage)
@@ -212,6 +231,16 @@ def _resume(
     return Decision(
         number=history.next_decision, action=action, rule=rule, reason=reason, plan=plan, budget=budget, used=used
     )
+
+
+def _why_nothing_is_left(history: History) -> str:
+    """Say what became of checkpoints that might be gone back to; empty if the beginning is where to start anew."""
+    reasons = []
+    if history.rejected:
+        reasons.append(f"{', '.join(history.rejected)} can't be loaded")
+    if history.deleted:
+        reasons.append(f"{len(history.deleted)} older ones were deleted")
+    return "; ".join(reasons)
 
 
 def _spent(

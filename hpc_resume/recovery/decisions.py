@@ -35,6 +35,7 @@ RULES: dict[str, str] = {
     "input": "Settings or data cannot be used as they are; trying again would not help.",
     "checkpoint rejected": "Set it aside and load the next older one.",
     "no checkpoint left": "Nothing that was saved can be loaded: stop, and never start from scratch silently.",
+    "rehearsal": "A rollback on request: all ranks load the newest checkpoint in the running processes, same order.",
     "save failed": "Go on training and save again later.",
     "saves keep failing": "Stop while the newest checkpoint is not too old.",
     "budget spent": "Too many of the same kind without progress: stop.",

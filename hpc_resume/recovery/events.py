@@ -10,7 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hpc_resume.recovery.checkpoint_events import (
+    Checkpoint,
+    CheckpointAdopted,
+    CheckpointCertified,
+    CheckpointCommitted,
+    CheckpointConverted,
+    CheckpointDeleted,
+    CheckpointQuarantined,
+    CheckpointRejected,
+    IntervalChosen,
+    SaveFailed,
+)
 from hpc_resume.recovery.decisions import Decision
+
+__all__ = [  # those that are defined elsewhere; everybody takes them from here
+    "Checkpoint",
+    "CheckpointAdopted",
+    "CheckpointCertified",
+    "CheckpointCommitted",
+    "CheckpointConverted",
+    "CheckpointDeleted",
+    "CheckpointQuarantined",
+    "CheckpointRejected",
+    "IntervalChosen",
+    "SaveFailed",
+]
 
 Cause = Literal[
     "finished",  # the last step was reached and the result was written
@@ -27,18 +52,6 @@ Cause = Literal[
     "cancelled",
 ]
 ClaimOutcome = Literal["requeued", "finished", "failed", "cancelled", "stopped"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """A committed checkpoint: where it stands in the training."""
-
-    name: str
-    step: int
-    position: int
-    branch: int
-    save_number: int
-    parent: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,55 +209,6 @@ class StepSkipped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointCommitted:
-    """A manifest was renamed into place."""
-
-    attempt: int
-    checkpoint: Checkpoint
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointAdopted:
-    """A committed checkpoint without a record was found by the next claim."""
-
-    checkpoint: Checkpoint
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointCertified:
-    """Enough healthy steps followed this checkpoint."""
-
-    name: str
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointRejected:
-    """A checkpoint could not be verified or loaded."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointQuarantined:
-    """A checkpoint was set aside by renaming."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SaveFailed:
-    """A checkpoint could not be written; training went on."""
-
-    attempt: int
-    step: int
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StopAgreed:
     """All ranks heard that they must leave, and agreed on the step; `checkpoint` is what they saved there."""
 
@@ -370,6 +334,9 @@ Event = (
     | CheckpointCertified
     | CheckpointRejected
     | CheckpointQuarantined
+    | CheckpointDeleted
+    | CheckpointConverted
+    | IntervalChosen
     | SaveFailed
     | StopAgreed
     | ReplayDiffers

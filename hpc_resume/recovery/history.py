@@ -59,6 +59,11 @@ class History:
     set_aside: Mapping[str, str] = field(default_factory=dict)
     """Checkpoints that must not be used again, and why; renamed by whoever finds them still in place."""
     quarantined: frozenset[str] = frozenset()
+    deleted: frozenset[str] = frozenset()
+    """Checkpoints that nothing needed any more; deleted by whoever finds them still in place."""
+    conversions: tuple[ev.CheckpointConverted, ...] = ()
+    interval: ev.IntervalChosen | None = None
+    """How often a checkpoint is due, where that is chosen by what saves and failures cost."""
     rewinds: tuple[Rewind, ...] = ()
     branch: int = 0
     lr_factor: float = 1.0
@@ -139,7 +144,7 @@ def fold(events: Iterable[ev.Event], run: int = 0) -> History:
     return history
 
 
-def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: C901, PLR0911, PLR0912
+def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: C901, PLR0911, PLR0912, PLR0915
     """Return the history after one more event."""
     match event:
         case ev.ClaimRequested():
@@ -184,6 +189,13 @@ def apply(history: History, event: ev.Event, run: int = 0) -> History:  # noqa: 
         case ev.CheckpointQuarantined():
             history = _set_aside(history, {event.name: event.reason})
             return replace(history, quarantined=history.quarantined | {event.name})
+        case ev.CheckpointDeleted():
+            lineage = tuple(c for c in history.lineage if c.name != event.name)
+            return replace(history, lineage=lineage, deleted=history.deleted | {event.name})
+        case ev.CheckpointConverted():
+            return replace(history, conversions=(*history.conversions, event))
+        case ev.IntervalChosen():
+            return replace(history, interval=event)
         case ev.SaveFailed():
             return replace(
                 history,
@@ -250,7 +262,7 @@ def _attempt(history: History, number: int, **changes: object) -> History:
 def _commit(history: History, checkpoint: ev.Checkpoint) -> History:
     known_before = checkpoint.name in history.known
     history = replace(history, known={**history.known, checkpoint.name: checkpoint}, saves_failed=0)
-    if known_before or checkpoint.name in history.set_aside:
+    if known_before or checkpoint.name in history.set_aside or checkpoint.name in history.deleted:
         return history
     if checkpoint.branch != history.branch:
         return _set_aside(history, {checkpoint.name: "of an abandoned branch"})

@@ -149,7 +149,9 @@ def _order(history: History, batch: int) -> list[str]:
 def _checkpoints(history: History) -> list[dict[str, str]]:
     rows = []
     for checkpoint in history.known.values():
-        if checkpoint.name in history.set_aside:
+        if checkpoint.name in history.deleted:
+            state = "deleted"
+        elif checkpoint.name in history.set_aside:
             state = history.set_aside[checkpoint.name]
         else:
             state = "certified" if checkpoint.name in history.certified else "candidate"

@@ -45,16 +45,6 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
             )
         case ev.NearMiss():
             return f"near miss at step {event.onset_step} ({event.detector}): {event.message}"
-        case ev.CheckpointCertified() | ev.CheckpointCommitted() | ev.WorkersReady() | ev.StepSkipped():
-            return None
-        case ev.CheckpointAdopted():
-            return f"found checkpoint {event.checkpoint.name}, committed but not recorded, and took it over"
-        case ev.CheckpointRejected():
-            return f"checkpoint {event.name} can't be used: {event.reason}"
-        case ev.CheckpointQuarantined():
-            return f"set checkpoint {event.name} aside ({event.reason})"
-        case ev.SaveFailed():
-            return f"a save failed: {event.message}"
         case ev.StopAgreed():
             return f"all ranks left at step {event.step}" + (" and saved there" if event.checkpoint else "")
         case ev.ReplayDiffers():
@@ -67,6 +57,27 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
             return _decision(event.decision)
         case ev.Disagreement():
             return f"sources disagree: {event.message}"
+        case _:
+            return _of_checkpoint(event)
+
+
+def _of_checkpoint(event: ev.Event) -> str | None:
+    match event:
+        case ev.CheckpointAdopted():
+            return f"found checkpoint {event.checkpoint.name}, committed but not recorded, and took it over"
+        case ev.CheckpointRejected():
+            return f"checkpoint {event.name} can't be used: {event.reason}"
+        case ev.CheckpointQuarantined():
+            return f"set checkpoint {event.name} aside ({event.reason})"
+        case ev.CheckpointConverted():
+            return (
+                f"converted checkpoint {event.name} of {event.before} ranks for {event.now}: what follows is "
+                "continuous, but not the same to the last bit"
+            )
+        case ev.IntervalChosen():
+            return f"saves {event.message}"
+        case ev.SaveFailed():
+            return f"a save failed: {event.message}"
         case _:
             return None
 

@@ -74,7 +74,7 @@ def summarize(folder: RunFolder, config: RunConfig, journal: Journal, jobs: Jobs
     Its settings and its journal are read by the caller, of its metrics only the end is read here.
     """
     history = journal.history
-    step, loss = _newest_step(folder, history)
+    step, loss = newest_step(folder, history)
     job = jobs.of(folder.index, history)
     state = state_of(history, jobs, job)
     newest = history.attempts[-1] if history.attempts else None
@@ -118,7 +118,7 @@ def state_of(history: History, jobs: Jobs, job: RunJob) -> State:
     return "waiting" if never_owned or history.resubmitted else "requeued"
 
 
-def _newest_step(folder: RunFolder, history: History) -> tuple[int, float | None]:
+def newest_step(folder: RunFolder, history: History) -> tuple[int, float | None]:
     """Return the newest step that still counts: after a decision to go back, the one that is gone back to."""
     if not history.attempts:
         return 0, None

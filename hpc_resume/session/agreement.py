@@ -20,6 +20,8 @@ class Reduced:
     grad_norm: float | None
     skipped: bool
     stop: bool
+    written: bool
+    """Whether no rank has anything of a checkpoint left to write."""
 
 
 class Agreement:
@@ -31,16 +33,16 @@ class Agreement:
         self.world_size = dist.get_world_size()
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
-    def start_reduce(self, loss: Any, grad_norm: Any, skipped: bool, stop: bool) -> PendingReduction:
-        """Begin to sum [loss, norm, ranks, stop, skipped, norm known] over all ranks, without waiting for it.
+    def start_reduce(self, loss: Any, grad_norm: Any, *, skipped: bool, stop: bool, written: bool) -> PendingReduction:
+        """Begin to sum [loss, norm, ranks, stop, skipped, norm known, written] over all ranks, without waiting for it.
 
         Loss and norm are floats or scalar tensors. Those on a GPU stay there, so that nothing here makes the host wait
         for it. Skips and norms are global already, so rank 0 speaks for all.
         """
         value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
         norm = grad_norm if self.rank == 0 else None
-        rest = [1.0, float(stop), float(skipped and self.rank == 0), float(norm is not None)]
-        vector = torch.zeros(6, dtype=torch.float64, device=value.device)
+        rest = [1.0, float(stop), float(skipped and self.rank == 0), float(norm is not None), float(written)]
+        vector = torch.zeros(7, dtype=torch.float64, device=value.device)
         vector[0] = value
         if norm is not None:
             vector[1] = norm if isinstance(norm, torch.Tensor) and norm.is_cuda else float(norm)
@@ -72,12 +74,13 @@ class PendingReduction:
 
     def read(self) -> Reduced:
         """Wait for the sum and return it in words."""
-        loss, norm, ranks, stop, skipped, norm_known = self._sums()
+        loss, norm, ranks, stop, skipped, norm_known, written = self._sums()
         return Reduced(
             loss=loss / ranks,
             grad_norm=norm if norm_known else None,
             skipped=skipped > 0,
             stop=stop > 0,
+            written=written == ranks,
         )
 
     def _sums(self) -> list[float]:

@@ -42,6 +42,11 @@ class FaultInjector:
             self._failing_saves -= 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC) + " (injected)")
 
+    def forget(self) -> None:
+        """Take back what is still to come of a fault that was set off, as new processes would not know of it."""
+        self._spikes.clear()
+        self._failing_saves = 0
+
     def set_off(self, fault: FaultConfig, supervisor_pid: int) -> None:
         """Make it happen; all ranks call this, and the fault's own rank or all of them are hit."""
         mine = fault.rank == self._rank

@@ -20,6 +20,7 @@ from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.history import apply
 from hpc_resume.session.agreement import Agreement
 from hpc_resume.session.metrics import MetricsWriter
+from hpc_resume.session.trace import StateTrace
 
 PACKAGES = ("hpc_resume", "torch", "deepspeed", "transformers", "accelerate")
 
@@ -36,6 +37,7 @@ class Recorder:
         agreement: Agreement,
         num_samples: int,
         device: str,
+        engine: Any = None,
     ) -> None:
         """Read the journal on rank 0 and share its history; open this attempt's files.
 
@@ -56,8 +58,9 @@ class Recorder:
         if config.data.record_samples:
             path = folder.samples(attempt, agreement.rank)
             self._samples = MetricsWriter(path, config.supervisor.heartbeat_s)
+        self._trace = StateTrace(folder.trace(attempt, agreement.rank), engine, config.training.record_state)
         self._expected: dict[int, float] = {}
-        self._healthy_steps = 0
+        self.healthy_steps = 0
         self._uncertified: deque[tuple[str, int]] = deque()
         journal = read_journal(folder) if agreement.rank == 0 else None
         self.history: History = agreement.from_rank_0(journal.history if journal else History())
@@ -88,8 +91,12 @@ class Recorder:
         if self._writer is not None:
             briefly(self._writer.record)(event)
         self.history = apply(self.history, event)
-        if isinstance(event, ev.CheckpointCommitted):
-            self._await_healthy_steps(event.checkpoint.name, self._config.checkpoints.certify_after_steps)
+
+    def committed(self, event: ev.CheckpointCommitted, healthy_steps: int) -> None:
+        """Record a commit; `healthy_steps` was the count of them when the state was taken."""
+        self.record(event)
+        since = self.healthy_steps - healthy_steps
+        self._await_healthy_steps(event.checkpoint.name, self._config.checkpoints.certify_after_steps - since)
 
     def resumed(self, checkpoint: str | None, step: int, position: int, first_samples: tuple[int, ...]) -> None:
         """Record where training goes on, and remember what the steps from there gave before, if they are replayed."""
@@ -98,6 +105,7 @@ class Recorder:
                 attempt=self.attempt, checkpoint=checkpoint, step=step, position=position, first_samples=first_samples
             )
         )
+        self._trace.loaded(step)
         # A checkpoint is certified when so many healthy steps of its branch have followed it. Of earlier attempts the
         # steps up to the checkpoint that is resumed count, all of them: with those the training came as far as another
         # save. What was trained after that one is given up, and counts when it is trained again.
@@ -106,6 +114,7 @@ class Recorder:
             if old.name not in self.history.certified and old.step <= step:
                 self._await_healthy_steps(old.name, self._config.checkpoints.certify_after_steps - (step - old.step))
         if self._agreement.rank == 0:
+            self.sync()
             self._expected = self._losses_after(step, position)
 
     def step(self, **row: Any) -> None:
@@ -118,8 +127,9 @@ class Recorder:
             self._expected.clear()
             self.record(ev.ReplayDiffers(attempt=self.attempt, step=row["step"], before=before, now=row["loss"]))
 
-    def samples(self, step: int, samples: list[int]) -> None:
-        """Write down which samples this rank trained on, if the config asks for it."""
+    def trained(self, step: int, loss: Any, samples: list[int]) -> None:
+        """Write down what this rank trained on, and what became of it, as far as the config asks for that."""
+        self._trace.step(step, loss, samples)
         if self._samples is not None:
             self._samples.row(step=step, samples=samples)
 
@@ -131,8 +141,8 @@ class Recorder:
 
     def certify(self, step: int) -> None:
         """Count a healthy step, and certify the checkpoints that enough of them have followed."""
-        self._healthy_steps += 1
-        while self._uncertified and self._uncertified[0][1] <= self._healthy_steps:
+        self.healthy_steps += 1
+        while self._uncertified and self._uncertified[0][1] <= self.healthy_steps:
             name, _ = self._uncertified.popleft()
             self.record(ev.CheckpointCertified(name=name, step=step))
 
@@ -141,12 +151,12 @@ class Recorder:
         if self._metrics is not None:
             self._metrics.phase(name)
 
-    def is_replaced(self) -> bool:
+    def is_replaced(self, *, if_unsure: bool = False) -> bool:
         """Tell whether a newer supervisor owns the run; only a courtesy, see `journal.claims`."""
         try:
             return is_replaced(self._folder, self.claim)
         except OSError:
-            return False  # what keeps a zombie from doing harm is the newer claim's list, not this look
+            return if_unsure  # what keeps a zombie from doing harm is the newer claim's list, not this look
 
     def close(self) -> None:
         """Bring everything to disk."""
@@ -158,17 +168,19 @@ class Recorder:
 
     def _await_healthy_steps(self, name: str, count: int) -> None:
         """Certify a checkpoint after so many healthy steps from now; a newer one is never due before an older."""
-        self._uncertified.append((name, self._healthy_steps + count))
+        self._uncertified.append((name, self.healthy_steps + count))
 
     def _losses_after(self, step: int, position: int) -> dict[int, float]:
-        """Return the newest loss of each later step that was trained in the order that is in force."""
+        """Return the newest loss of each later step that was trained in the order in force, by as many ranks."""
         segments = segments_in_force(self.history)
         if segments and position < segments[-1].start:
             # Behind the newest change the random numbers are drawn anew, so nothing is replayed to the last bit.
             return {}
         order = segments[-1].number if segments else 0
         losses: dict[int, float] = {}
-        for attempt in reversed(self.history.attempts[:-1]):
+        for attempt in reversed(self.history.attempts):
+            if attempt.ready is not None and attempt.ready.world_size != self._agreement.world_size:
+                break  # they add up in another order, and all that was trained since rests on that
             for row in newest_rows(self._folder.metrics(attempt.started.attempt)):
                 if row.get("order") != order:
                     # Numbers of orders only go up: whatever is older was trained in another order, too.

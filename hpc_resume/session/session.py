@@ -5,33 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.data_order import DataOrder, rank_share
-from hpc_resume.errors import CheckpointError, DamagedError
+from hpc_resume.errors import DamagedError
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.journal.order import segments_in_force
 from hpc_resume.monitor import Monitor, Observation, Verdict
 from hpc_resume.recovery import Decision, decide
 from hpc_resume.recovery import events as ev
-from hpc_resume.session import random_state
 from hpc_resume.session.agreement import Agreement, PendingReduction, Reduced
 from hpc_resume.session.faults import FaultInjector
+from hpc_resume.session.interval import SaveInterval
+from hpc_resume.session.rank_state import RankState, Stateful
 from hpc_resume.session.recorder import Recorder
 from hpc_resume.session.saver import Saver
-
-
-class Stateful(Protocol):
-    """Anything of the user's whose state belongs into a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take the state back."""
-        ...
+from hpc_resume.session.verdicts import as_event, result_incident
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +36,9 @@ class _Step:
 class Session:
     """Carries one attempt of a run from where it resumes to where it ends.
 
-    A loop calls `resume` once, takes its samples from `batches`, and calls `step` after every optimizer step until
-    `running` is false. All ranks call all methods, in the same order.
+    A loop calls `resume` once, takes its samples from `batches`, and calls `step` after every optimizer step. When
+    `step` says no it leaves those batches: training is over if `running` is false; else it was rolled back in place,
+    and goes on with new ones. All ranks call all methods, in the same order.
     """
 
     def __init__(  # noqa: PLR0913 (keyword-only)
@@ -79,17 +70,20 @@ class Session:
         self._stop_requested = stop_requested
         self._weights_at_risk = weights_at_risk
         self._agreement = Agreement(config.supervisor.phase_limit_s)
-        self._recorder = Recorder(folder, attempt, claim, config, self._agreement, num_samples, device)
-        self._saver = Saver(folder, self._recorder, self._agreement, engine)
+        self._recorder = Recorder(folder, attempt, claim, config, self._agreement, num_samples, device, engine)
+        self._saver = Saver(folder, self._recorder, self._agreement, engine, config)
+        self._interval = SaveInterval(config.checkpoints)
         self._faults = FaultInjector(config.faults, self._agreement.rank, poison)
-        self._stateful = dict(stateful or {})
+        self._rank_state = RankState(config.seed, self._agreement.rank, self._agreement.world_size, stateful or {})
         self._num_samples = num_samples
         self._monitor = Monitor(config.monitor)
         self._order = DataOrder(num_samples, config.seed)
         self._pending: tuple[_Step, PendingReduction] | None = None
         self._decision: Decision | None = None
         self._stop_agreed = False
+        self._all_written = False
         self._saved_step = -1
+        self._stale = False
         self._loss = float("nan")
         self._last_edge = time.monotonic()
         self.completed_steps = 0
@@ -113,25 +107,25 @@ class Session:
             self._monitor = Monitor(self._config.monitor)
             self.completed_steps, self.position = plan.step, plan.position
             self._saved_step = plan.step if plan.checkpoint else -1
-            rank = self._agreement.rank
             if plan.checkpoint is None:
-                random_state.reseed("model", self._config.seed, rank, segments[-1].number if segments else 0)
+                self._rank_state.begin(segments)
                 break
             try:
-                state, known_segments = self._saver.load(plan.checkpoint, segments)
+                loaded = self._saver.load(plan.checkpoint, segments)
             except DamagedError as error:
                 self._decide(ev.CheckpointRejected(name=plan.checkpoint, reason=str(error)))
                 self._saver.set_aside(plan.checkpoint, str(error))
                 continue
-            self._restore(state)
-            if known_segments < len(segments):
-                # Saved before the order changed: what is drawn from here on changes with it.
-                random_state.reseed("model", self._config.seed, rank, segments[-1].number)
+            problem = self._rank_state.restore(loaded, self._monitor, segments, plan.step)
+            if problem is not None:
+                self._recorder.record(ev.Disagreement(message=problem))
             break
         plan = self._recorder.history.plan_decision.plan
         if self.running and plan is not None:
             first, _ = self._order.take(self.position, min(8, self._num_samples))
             self._recorder.resumed(plan.checkpoint, self.completed_steps, self.position, tuple(first))
+            self._interval.resumed(self.completed_steps)
+            self._interval.announce(self._recorder, self._agreement)
             self.running = self.completed_steps < self._config.training.steps
             self.reached_end = not self.running
             self._inject()
@@ -139,8 +133,11 @@ class Session:
         self._last_edge = time.monotonic()
 
     def batches(self) -> Iterator[list[int]]:
-        """Yield this rank's sample ids, one micro batch at a time, from where the training stands; endless."""
-        position = self.position
+        """Return this rank's sample ids, one micro batch at a time, from where the training stands; endless."""
+        self._stale = False
+        return self._batches(self.position)
+
+    def _batches(self, position: int) -> Iterator[list[int]]:
         batch = self._config.global_batch_size
         micro = self._config.training.micro_batch_size
         order = self._order
@@ -159,12 +156,14 @@ class Session:
         learning_rate: float = 0.0,
         samples: list[int] | None = None,
     ) -> bool:
-        """Note one finished optimizer step; return whether the loop goes on.
+        """Note one finished optimizer step; return whether the loop goes on with the batches that it has.
 
         `loss` is this rank's mean over its micro batches, a float or a scalar tensor that is not waited for;
         `grad_norm` (like the loss, a float or a tensor) and `skipped` are the framework's global ones; `samples` are
         this rank's, for the record.
         """
+        if self._stale:
+            raise RuntimeError("training was rolled back: leave the loop when `step` says no, and call `batches` again")
         now = time.monotonic()
         self.completed_steps += 1
         start, self.position = self.position, self._order.advance(self.position, self._config.global_batch_size)
@@ -175,13 +174,15 @@ class Session:
             learning_rate=learning_rate,
             seconds=now - self._last_edge,
         )
-        self._recorder.samples(entry.step, samples or [])
-        reduction = self._agreement.start_reduce(loss, grad_norm, skipped, self._stop_requested())
+        self._recorder.trained(entry.step, loss, samples or [])
+        reduction = self._agreement.start_reduce(
+            loss, grad_norm, skipped=skipped, stop=self._stop_requested(), written=self._saver.is_written()
+        )
         self._read_pending()
         self._pending = (entry, reduction)
         self._at_edge()
         self._last_edge = time.monotonic()
-        return self.running
+        return self.running and not self._stale
 
     def finish(self, weights_digest: str, model: str) -> None:
         """Record that the run is done and its result written; only after `reached_end`."""
@@ -199,19 +200,8 @@ class Session:
     def reject_result(self, message: str) -> None:
         """Treat the finished weights as a loss incident of the last step: they must not become the result."""
         self.reached_end = False
-        step = self.completed_steps
-        start = self.position - self._config.global_batch_size
-        self._decide(
-            ev.LossIncident(
-                attempt=self._recorder.attempt,
-                detector="result",
-                onset_step=step,
-                onset_position=max(0, start),
-                step=step,
-                position=self.position,
-                message=message,
-            )
-        )
+        batch = self._config.global_batch_size
+        self._decide(result_incident(self._recorder.attempt, self.completed_steps, self.position, batch, message))
 
     def announce(self, phase: str) -> None:
         """Say that something long begins, so that silence is not taken for a hang."""
@@ -219,25 +209,28 @@ class Session:
 
     def close(self) -> None:
         """Bring everything to disk; the last call."""
+        self._saver.close()
         self._recorder.close()
 
     def _at_edge(self) -> None:
         at_end = self.completed_steps >= self._config.training.steps
-        due = self.completed_steps % self._config.checkpoints.interval_steps == 0
+        due = self._interval.due(self._recorder.history, self.completed_steps)
         if self._decision is None and (at_end or due or self._stop_agreed):
             # Nothing is saved, and nothing is called a result, before this step's own loss was seen.
             self._read_pending()
             if at_end and self._decision is None:
                 self._heed(self._monitor.close())
+        if self._decision is None and self._all_written:
+            self._finish_save()
         if self._decision is not None:
             self.running = False
         elif at_end:
-            self._save()
+            self._save(background=False)
             self.running = self._decision is None and self.running
             self.reached_end = self.running
             self.running = False
         elif self._stop_agreed:
-            self._save()
+            self._save(background=False)
             saved = self._recorder.history.lineage[-1].name if self._saved_step == self.completed_steps else None
             self._recorder.record(
                 ev.StopAgreed(attempt=self._recorder.attempt, step=self.completed_steps, checkpoint=saved)
@@ -245,7 +238,7 @@ class Session:
             self.running = False
         else:
             if due:
-                self._save()
+                self._save(background=self._config.checkpoints.mode == "async")
             if self.running:
                 self._inject()
 
@@ -255,7 +248,9 @@ class Session:
         (entry, reduction), self._pending = self._pending, None
         seen = reduction.read()
         self._loss = seen.loss
+        self._interval.step(entry.seconds)
         self._stop_agreed = self._stop_agreed or seen.stop
+        self._all_written = seen.written and self._saver.is_under_way
         segments = self._order.segments
         self._recorder.step(
             step=entry.step,
@@ -291,33 +286,16 @@ class Session:
     def _heed(self, verdict: Verdict | None) -> None:
         if verdict is None:
             return
-        attempt = self._recorder.attempt
-        if not verdict.is_incident:
-            self._recorder.record(
-                ev.NearMiss(
-                    attempt=attempt,
-                    detector=verdict.detector,
-                    onset_step=verdict.onset_step,
-                    step=verdict.step,
-                    message=verdict.message,
-                    numbers=verdict.numbers,
-                )
-            )
+        event = as_event(verdict, self._recorder.attempt)
+        if isinstance(event, ev.NearMiss):
+            self._recorder.record(event)
             return
-        self._decide(
-            ev.LossIncident(
-                attempt=attempt,
-                detector=verdict.detector,
-                onset_step=verdict.onset_step,
-                onset_position=verdict.onset_position,
-                step=verdict.step,
-                position=verdict.position,
-                message=verdict.message,
-                numbers=verdict.numbers,
-            )
-        )
+        # The decision should know of the save that is under way: it may be the only one.
+        if self._saver.is_under_way and (failure := self._saver.finish()) is not None:
+            self._recorder.record(failure)
+        self._decide(event)
 
-    def _decide(self, event: ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed) -> None:
+    def _decide(self, event: ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | ev.FaultInjected) -> Decision:
         """Record the event, decide on rank 0, record the decision, and let every rank know it."""
         self._recorder.record(event)
         decision = self._agreement.from_rank_0(decide(self._config.recovery, self._recorder.history, event))
@@ -325,42 +303,63 @@ class Session:
         if decision.action in ("requeue", "stop"):
             self._decision = decision
             self.running = False
+        return decision
 
-    def _save(self) -> None:
-        if self._saved_step == self.completed_steps:
+    def _save(self, *, background: bool) -> None:
+        """Save where training stands; a save that is still under way comes first."""
+        if self._saver.is_under_way:
+            self._finish_save()
+        if self._decision is not None or self._saved_step == self.completed_steps:
             return
         self._recorder.sync()
-        own = {
-            "step": self.completed_steps,
-            "position": self.position,
-            "random": random_state.capture(),
-            "monitor": self._monitor.state_dict(),
-            "stateful": {name: item.state_dict() for name, item in self._stateful.items()},
-        }
-        failure = self._saver.save(
-            self.completed_steps, self.position, self._order.segments, own, self._faults.before_commit
+        own = self._rank_state.capture(self.completed_steps, self.position, self._monitor)
+        self._interval.begun(self.completed_steps)
+        self._saver.begin(
+            self.completed_steps,
+            self.position,
+            self._order.segments,
+            own,
+            self._faults.before_commit,
+            background=background,
         )
-        if failure is None:
-            self._saved_step = self.completed_steps
-        else:
-            self._decide(failure)
+        self._saved_step = self.completed_steps
+        if not background:
+            self._finish_save()
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        random_state.restore(state["random"])
-        try:
-            self._monitor.load_state_dict(state["monitor"])
-        except CheckpointError as error:
-            # Another version's; the same on all ranks. A monitor that must learn anew is better than no training.
-            self._recorder.record(ev.Disagreement(message=str(error)))
-        for name, item in self._stateful.items():
-            if name in state["stateful"]:
-                item.load_state_dict(state["stateful"][name])
+    def _finish_save(self) -> None:
+        self._all_written = False
+        failure = self._saver.finish()
+        if failure is not None:
+            self._saved_step = -1
+            self._decide(failure)
+        elif self._saver.newest is not None:
+            self._interval.saved(self._saver.newest)
+            self._interval.announce(self._recorder, self._agreement)
+
+    def _roll_back(self) -> None:
+        """Go back in these processes, all ranks together, as the newest decision says."""
+        self._faults.forget()
+        self._stale = True
+        self.resume()
 
     def _inject(self) -> None:
         step = self.completed_steps + 1
-        for index, fault in self._faults.due(self._recorder.history, step):
-            self._recorder.record(
-                ev.FaultInjected(attempt=self._recorder.attempt, index=index, fault=fault.kind, step=step)
-            )
+        due = self._faults.due(self._recorder.history, step)
+        if due and self._saver.is_under_way:
+            # A drill should end the same way each time, whatever the disk is doing.
+            self._finish_save()
+        if self._decision is not None:
+            return
+        for index, fault in due:
+            event = ev.FaultInjected(attempt=self._recorder.attempt, index=index, fault=fault.kind, step=step)
+            if fault.kind == "reload":
+                self._rehearse_rollback(event)
+                return
+            self._recorder.record(event)
             self._agreement.barrier()
             self._faults.set_off(fault, self._recorder.supervisor_pid)
+
+    def _rehearse_rollback(self, event: ev.FaultInjected) -> None:
+        self._read_pending()
+        if self._decision is None and self._decide(event).action == "rollback":
+            self._roll_back()

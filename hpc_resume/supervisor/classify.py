@@ -8,6 +8,7 @@ from typing import Literal
 
 from hpc_resume.cluster.base import Interruption
 from hpc_resume.cluster.reports import RankReport
+from hpc_resume.errors import MismatchError
 from hpc_resume.recovery import Decision, History
 from hpc_resume.recovery import events as ev
 
@@ -96,8 +97,9 @@ def _from_inside(culprit: RankReport, watched: Watched, *, ever_resumed: bool) -
             return "out_of_memory", "the cluster killed a rank for the memory that it took", "killed for its memory"
         where = f" on {culprit.host}" if culprit.host else ""
         return "crash", f"rank {culprit.rank}{where} was killed (exit code {watched.exit_code})", "killed"
-    # Only before the first step: what worked once, and fails weeks later, is rarely the user's mistake.
-    if culprit.by_user and not ever_resumed:
+    # Only before the first step: what worked once, and fails weeks later, is rarely the user's mistake. But a
+    # checkpoint of something else stays one.
+    if culprit.by_user and (not ever_resumed or culprit.error == MismatchError.__name__):
         return "input", culprit.message, ""
     message = f"rank {culprit.rank}: {culprit.error}: {culprit.message}".strip()
     if _PORT_TAKEN.search(culprit.message):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hpc_resume.checkpoints import catalog
 from hpc_resume.cluster.base import Allocation, Interruption
+from hpc_resume.errors import MismatchError
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.recovery import History
 from hpc_resume.recovery import events as ev
@@ -15,7 +16,11 @@ Record = Callable[[ev.Event], History]
 
 
 def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> History:
-    """Take over what was committed but not recorded, and notice what was recorded but is gone."""
+    """Take over what was committed but not recorded, and notice what was recorded but is gone.
+
+    What was to be deleted is out of the way afterwards, also where whoever recorded that was killed before it was done.
+    """
+    catalog.finish_deletions(folder.checkpoints, history.deleted)
     on_disk = catalog.list_committed(folder.checkpoints)
     for name in on_disk:
         if name in history.known or name in history.set_aside:
@@ -24,6 +29,10 @@ def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> Hi
             manifest = catalog.read_manifest(folder.checkpoints, name)
         except ValueError as error:
             history = record(ev.CheckpointRejected(name=name, reason=str(error)))
+            continue
+        except MismatchError as error:
+            # Another version's, perhaps a newer one that was tried: not damage, and not ours to use.
+            history = record(ev.Disagreement(message=f"{error}; it is left alone"))
             continue
         if history.is_void(name, manifest.claim):
             # A zombie's: it committed when somebody else owned the run already.
@@ -34,7 +43,8 @@ def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> Hi
     for checkpoint in history.lineage:
         # Asked for by name: one listing that lacks it proves nothing on a file system that is shared.
         if checkpoint.name not in on_disk and not catalog.is_committed(folder.checkpoints, checkpoint.name):
-            history = record(ev.CheckpointRejected(name=checkpoint.name, reason="it is gone from the disk"))
+            what = "its manifest" if (folder.checkpoints / checkpoint.name).exists() else "it"
+            history = record(ev.CheckpointRejected(name=checkpoint.name, reason=f"{what} is gone from the disk"))
     return history
 
 
@@ -55,7 +65,7 @@ def end_lost_attempt(folder: RunFolder, history: History, allocation: Allocation
 def quarantine(folder: RunFolder, history: History, record: Record) -> History:
     """Rename every checkpoint that must not be used again; safe to do twice."""
     for name, reason in history.set_aside.items():
-        if name not in history.quarantined and catalog.set_aside(folder.checkpoints, name):
+        if name not in history.quarantined | history.deleted and catalog.set_aside(folder.checkpoints, name):
             history = record(ev.CheckpointQuarantined(name=name, reason=reason))
     return history
 

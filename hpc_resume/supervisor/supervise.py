@@ -142,12 +142,14 @@ class _Supervisor:
         number = max([self._history.next_attempt, *(n + 1 for n in numbers(self._folder.journal, "attempt"))])
         request = self._allocation.request(self._claim)
         seed = data_seed(self._config.seed, segments_in_force(self._history))
-        nodes = self._allocation.nodes
+        # As many as there are; the ranks find the same settings by their own number.
+        config = self._config.at_most(len(self._allocation.nodes))
+        nodes = self._allocation.nodes[: config.cluster.max_nodes]
         self._record(
             ev.AttemptStarted(attempt=number, claim=self._claim, data_seed=seed, host=request.host, nodes=nodes)
         )
         self._launched = True
-        workers = self._allocation.start(self._folder, number, self._claim, self._config.cluster)
+        workers = self._allocation.start(self._folder, number, self._claim, config.cluster)
         around = Surroundings(
             stops=lambda: self._stop.requests,
             by_a_person=self._is_a_person,

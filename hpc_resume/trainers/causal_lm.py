@@ -57,10 +57,11 @@ def train_causal_lm(
     )
     try:
         session.resume()
-        batches = _loader(blocks, session, config, engine.device)
         while session.running:
-            _train_step(engine, batches, session, config)
-        del batches
+            batches = _loader(blocks, session, config, engine.device)
+            while _train_step(engine, batches, session, config):
+                pass
+            del batches
         if session.reached_end:
             session.announce("export")
             try:
@@ -76,7 +77,8 @@ def train_causal_lm(
 
 def _train_step(
     engine: Engine, batches: Iterator[dict[str, torch.Tensor]], session: Session, config: RunConfig
-) -> None:
+) -> bool:
+    """Train one optimizer step; return whether the next one takes its samples from the same batches."""
     rate = learning_rate(config.training, session.completed_steps + 1) * session.lr_factor
     set_learning_rate(engine, rate)
     losses = []
@@ -91,7 +93,9 @@ def _train_step(
         engine.step()
         losses.append(loss.detach())
     grad_norm, skipped = step_health(engine)
-    session.step(torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate, samples=samples)
+    return session.step(
+        torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate, samples=samples
+    )
 
 
 def _make_model(folder: RunFolder, attempt: int, claim: int, config: RunConfig) -> Model:

@@ -34,7 +34,7 @@ def export_model(engine: Engine, tokenizer_name: str, folder: Path) -> None:
         buffers = dict(engine.module.named_buffers()).keys()
         try:
             require_finite({name: weights[name] for name in weights.keys() - buffers})
-            _write(engine.module, weights, tokenizer_name, folder)
+            write_model(engine.module, weights, tokenizer_name, folder, replace=True)
         except DivergedError as error:
             outcome = [error]
         except Exception as error:  # whatever it is, the other ranks must hear of it
@@ -44,14 +44,45 @@ def export_model(engine: Engine, tokenizer_name: str, folder: Path) -> None:
         raise outcome[0]
 
 
-def require_finite(weights: dict[str, torch.Tensor]) -> None:
+def require_finite(weights: dict[str, torch.Tensor], where: str = "after the last step") -> None:
     """Refuse weights that hold a NaN or an infinity with a `DivergedError` that names some of them."""
     bad = sorted(name for name, values in weights.items() if not bool(torch.isfinite(values).all()))
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise DivergedError(
-            f"{len(bad)} of the {len(weights)} weights are not finite after the last step: {', '.join(bad[:3])}{more}"
+            f"{len(bad)} of the {len(weights)} weights are not finite {where}: {', '.join(bad[:3])}{more}"
         )
+
+
+def write_model(
+    model: Any, weights: dict[str, torch.Tensor], tokenizer_name: str, folder: Path, *, replace: bool
+) -> None:
+    """Write weights as a `save_pretrained` folder of this model, with the tokenizer, whole or not at all.
+
+    The model's own weights are not looked at, and may be without memory. A folder that is already there is replaced,
+    or, without `replace`, an error.
+    """
+    draft = folder.with_name(f".{folder.name}.draft")
+    old = folder.with_name(f".{folder.name}.old")
+    for leftover in (draft, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    config = model.config
+    config.use_cache, config.dtype = True, next(iter(weights.values())).dtype
+    try:
+        model.save_pretrained(draft, state_dict=weights)
+        load_tokenizer(tokenizer_name).save_pretrained(draft)
+        for path in draft.iterdir():
+            sync_file(path)
+        sync_folder(draft)
+        if replace and folder.exists():
+            folder.rename(old)
+        draft.rename(folder)
+    finally:
+        config.use_cache = False
+        shutil.rmtree(draft, ignore_errors=True)  # only there if something went wrong
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def weights_digest(engine: Engine) -> str:
@@ -103,26 +134,3 @@ def _whole_weights(engine: Engine) -> dict[str, torch.Tensor]:
         kept = buffers.keys() & engine.module.state_dict().keys()
         weights.update({name: buffers[name].detach().to("cpu", copy=True) for name in sorted(kept)})
     return weights
-
-
-def _write(model: Any, weights: dict[str, torch.Tensor], tokenizer_name: str, folder: Path) -> None:
-    draft = folder.with_name(f".{folder.name}.draft")
-    old = folder.with_name(f".{folder.name}.old")
-    for leftover in (draft, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    config = model.config
-    config.use_cache, config.dtype = True, next(iter(weights.values())).dtype
-    try:
-        model.save_pretrained(draft, state_dict=weights)
-    finally:
-        config.use_cache = False
-    load_tokenizer(tokenizer_name).save_pretrained(draft)
-    for path in draft.iterdir():
-        sync_file(path)
-    sync_folder(draft)
-    if folder.exists():
-        folder.rename(old)
-    draft.rename(folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
@@ -59,6 +60,21 @@ def build_model(config: RunConfig, *, vocab_size: int, eos_token_id: int, pad_to
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     model.train()
+    return model
+
+
+def build_skeleton(
+    config: RunConfig, *, vocab_size: int, eos_token_id: int, pad_token_id: int, dtype: torch.dtype
+) -> Model:
+    """Build the model without any weights: it takes no memory, and knows their names and shapes."""
+    disable_progress_bar()
+    shape, attention = _shape(config, vocab_size, {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, **attention)
+    if config.model.weights == "pretrained":
+        # What `from_pretrained` takes from there besides the weights; many models have none.
+        with contextlib.suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(config.model.name_or_path)
     return model
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from hpc_resume.trainers.engine import build_engine, close_engine, set_learning_
 from hpc_resume.trainers.export import weights_digest
 
 
-def manifest(step: int, save_number: int) -> Manifest:
+def manifest(store: CheckpointStore, step: int, save_number: int) -> Manifest:
     name = catalog.checkpoint_name(step, save_number)
     checkpoint = Checkpoint(name=name, step=step, position=step * 4, branch=0, save_number=save_number)
     return Manifest(
@@ -31,12 +33,10 @@ def manifest(step: int, save_number: int) -> Manifest:
         checkpoint=checkpoint,
         claim=1,
         attempt=1,
-        world_size=2,
-        zero_stage=2,
-        precision="fp32",
         num_samples=8,
         segments=[],
         versions={},
+        **store.describe(),
     )
 
 
@@ -60,25 +60,25 @@ class Case:
         self.engine.backward(self.engine(data).square().mean())
         self.engine.step()
 
-    def save(self, what: str, number: int, **broken: Any) -> None:
+    def save(self, what: str, number: int, *, background: bool = False, **broken: Any) -> None:
         def before_commit() -> None:
             if "commit" in broken:
                 raise OSError(28, "No space left on device")
 
-        engine = self.engine.checkpoint_engine
+        wanted = manifest(self.store, self.engine.global_steps, number)
+        _, allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
         if broken.get("rank") == self.rank:
-
-            def refuse(*_arguments: Any, **_named: Any) -> None:
-                raise OSError(28, "No space left on device")
-
-            self.engine.checkpoint_engine = _Refusing(engine, refuse)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, allowed))
         try:
-            self.store.save(manifest(self.engine.global_steps, number), {"rank": self.rank}, before_commit)
+            pending = self.store.begin(wanted, {"rank": self.rank}, background=background)
+            if background and not broken:
+                self.step()  # what is saved must be the state before this
+            self.store.finish(pending, before_commit)
             self.said[what] = "committed"
         except SaveError as error:
             self.said[what] = str(error)
         finally:
-            self.engine.checkpoint_engine = engine
+            resource.setrlimit(resource.RLIMIT_FSIZE, (allowed, allowed))
 
     def load(self, what: str, wanted: Manifest) -> None:
         try:
@@ -86,15 +86,6 @@ class Case:
             self.said[what] = f"rank {state['rank']} at step {self.engine.global_steps}"
         except CheckpointError as error:
             self.said[what] = str(error)
-
-
-class _Refusing:
-    def __init__(self, inner: Any, save: Any) -> None:
-        self._inner = inner
-        self.save = save
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def damage(case: Case, name: str, ending: str) -> None:
@@ -126,6 +117,24 @@ def main() -> None:
     damage(case, again.checkpoint.name, "rank_1_mp_rank_00_optim_states.pt")
     case.load("damaged on rank 1", again)
     case.load("whole after all", whole)
+    case.save("beside training", 5, background=True)
+    case.said["went on"] = str(case.engine.global_steps)
+    beside = catalog.read_manifest(case.folder, catalog.checkpoint_name(2, 5))
+    case.load("beside", beside)
+    case.said["not what came later"] = str(weights_digest(case.engine) == digest)
+    case.save("rank 1 can't write beside training", 6, background=True, rank=1)
+    case.save("beside training again", 7, background=True)
+    for what, difference in (
+        ("other model", {"model": "0123", "parameters": 5}),
+        ("other stage", {"zero_stage": 3}),
+        ("other precision", {"precision": "bf16"}),
+    ):
+        case.load(what, dataclasses.replace(whole, **difference))
+    dist.barrier()
+    if case.rank == 0:
+        (case.folder / beside.checkpoint.name / "mp_rank_01_model_states.pt").write_bytes(b"x")
+    dist.barrier()
+    case.load("a file too many", beside)
     Path(sys.argv[1], f"said-{os.environ['RANK']}.json").write_text(json.dumps(case.said), encoding="utf-8")
     close_engine()
     sys.stdout.flush()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +15,27 @@ from hypothesis import strategies as st
 from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import (
     MANIFEST,
+    SCHEMA,
     FileEntry,
     Manifest,
+    _digest_of,
     checkpoint_name,
     digest_file,
     discard,
     discard_uncommitted,
+    empty_trash,
     find_damage,
+    find_foreign,
+    finish_deletions,
     list_committed,
     next_save_number,
     owned_by,
+    put_conversion_in_trash,
+    put_in_trash,
     read_manifest,
     set_aside,
 )
+from hpc_resume.errors import MismatchError
 from hpc_resume.recovery.events import Checkpoint
 
 FILES = {
@@ -43,13 +53,15 @@ NAME = checkpoint_name(STEP, SAVE)
 def _manifest(name: str = NAME, **fields: Any) -> Manifest:
     checkpoint = Checkpoint(name=name, step=STEP, position=160, branch=1, save_number=SAVE, parent=None)
     values: dict[str, Any] = {
-        "schema": 1,
+        "schema": SCHEMA,
         "checkpoint": checkpoint,
         "claim": 1,
         "attempt": 3,
         "world_size": 2,
         "zero_stage": 2,
         "precision": "bf16",
+        "model": "0123456789abcdef",
+        "parameters": 100,
         "num_samples": 100,
         "segments": [[80, 2, None]],
         "versions": {"torch": "2.8.0"},
@@ -152,17 +164,21 @@ def test_a_manifest_survives_the_disk(folder: Path) -> None:
 
 
 def _changed(**fields: Any) -> str:
-    return json.dumps({**json.loads(_manifest().to_json()), **fields})
+    """Return the text of a manifest that some other program wrote, digest included."""
+    data = {**json.loads(_manifest().to_json()), **fields}
+    del data["digest"]
+    return json.dumps({**data, "digest": _digest_of(data)})
 
 
 UNREADABLE = {
     "empty": ("", "Expecting value"),
-    "cut off": (_manifest().to_json()[:-30], "Unterminated string"),
+    "cut off": (_manifest().to_json()[:-30], "Expecting property name"),
     "zeros": ("\0" * 100, "Expecting value"),
-    "no object": ("[]", "not a manifest of schema 1"),
-    "another schema": (_changed(schema=2), "not a manifest of schema 1"),
-    "no schema": (json.dumps({"claim": 1}), "not a manifest of schema 1"),
-    "a field is missing": (json.dumps({"schema": 1, "checkpoint": None}), "not a manifest: "),
+    "no object": ("[]", "not a manifest"),
+    "no schema": (json.dumps({"claim": 1}), "not a manifest"),
+    "no digest": (json.dumps({"schema": SCHEMA, "checkpoint": None}), "has changed since it was saved"),
+    "one bit of a number": (_manifest().to_json().replace("160", "164"), "has changed since it was saved"),
+    "one bit of its schema": (_manifest().to_json().replace('"schema": 2', '"schema": 3'), "has changed"),
     "a field too many": (_changed(colour="green"), "not a manifest: .*colour"),
     "no checkpoint": (_changed(checkpoint=None), "not a manifest: "),
     "half a checkpoint": (_changed(checkpoint={"name": NAME}), "not a manifest: .*step"),
@@ -176,6 +192,17 @@ UNREADABLE = {
 def test_a_manifest_that_cannot_be_trusted_is_refused(folder: Path, text: str, match: str) -> None:
     (folder / NAME / MANIFEST).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=match):
+        read_manifest(folder, NAME)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [json.dumps({"schema": 1, "checkpoint": {}, "versions": {"hpc_resume": "0.1"}}), _changed(schema=3)],
+    ids=["older", "newer"],
+)
+def test_a_manifest_of_another_version_is_not_taken_for_damage(folder: Path, text: str) -> None:
+    (folder / NAME / MANIFEST).write_text(text, encoding="utf-8")
+    with pytest.raises(MismatchError, match=r"has schema [13] .* reads schema 2"):
         read_manifest(folder, NAME)
 
 
@@ -260,7 +287,26 @@ def test_a_rank_looks_only_at_its_own_files(folder: Path, file: str) -> None:
 
 def test_a_file_that_the_manifest_does_not_name_is_no_damage(folder: Path) -> None:
     (folder / NAME / "notes.txt").write_text("hello", encoding="utf-8")
-    assert find_damage(folder, read_manifest(folder, NAME)) is None
+    manifest = read_manifest(folder, NAME)
+    assert find_damage(folder, manifest) is None
+    assert find_foreign(folder, manifest) == ["notes.txt"]
+
+
+def test_a_file_that_deepspeed_could_take_for_its_own_is_damage_that_rank_0_sees(folder: Path) -> None:
+    (folder / NAME / "mp_rank_01_model_states.pt").write_bytes(b"")
+    manifest = read_manifest(folder, NAME)
+    assert "mp_rank_01_model_states.pt is not in its manifest" in str(find_damage(folder, manifest, rank=0))
+    assert find_damage(folder, manifest, rank=1) is None
+
+
+def test_a_quick_look_sees_a_wrong_size_and_no_wrong_byte(folder: Path) -> None:
+    manifest = read_manifest(folder, NAME)
+    path = folder / NAME / RANK_1[0]
+    path.write_bytes(b"x" * len(FILES[RANK_1[0]]))
+    assert find_damage(folder, manifest, quick=True) is None
+    assert find_damage(folder, manifest) is not None
+    path.write_bytes(b"x")
+    assert "has 1 bytes" in str(find_damage(folder, manifest, quick=True))
 
 
 @pytest.mark.parametrize(
@@ -334,12 +380,116 @@ def test_a_commit_between_the_look_and_the_deletion_is_given_back(
 
 def test_a_deletion_that_was_killed_is_finished_the_next_time(folder: Path) -> None:
     torn = checkpoint_name(40, 8)
-    trash = folder / f".trash.{torn}"
-    trash.mkdir()
-    (trash / "shard.pt").write_bytes(b"x")
+    left = folder / f".torn.{torn}"
+    left.mkdir()
+    (left / "shard.pt").write_bytes(b"x")
     _torn(folder, torn)
     assert discard_uncommitted(folder) == [torn]
-    assert list(trash.iterdir()) == []
+    assert list(left.iterdir()) == []
+
+
+def test_a_commit_that_was_not_given_back_any_more_is_given_back_by_the_next(folder: Path) -> None:
+    (folder / NAME).rename(folder / f".torn.{NAME}")
+    assert discard_uncommitted(folder) == []
+    assert find_damage(folder, read_manifest(folder, NAME)) is None
+
+
+def _convert(folder: Path, name: str) -> Path:
+    """Write what a conversion leaves: folders in a folder."""
+    copy = folder / f".universal.{name}"
+    (copy / "state" / "zero" / "layer").mkdir(parents=True)
+    (copy / "state" / "zero" / "layer" / "fp32.pt").write_bytes(b"w")
+    (copy / MANIFEST).write_text("{}")
+    return copy
+
+
+def _entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["in place", "set aside"])
+def test_a_deleted_checkpoint_is_gone_at_once_with_its_copy_and_removed_later(folder: Path, aside: bool) -> None:
+    other = checkpoint_name(40, 8)
+    _committed(folder, other)
+    _convert(folder, other)
+    _convert(folder, NAME)
+    if aside:
+        set_aside(folder, NAME)
+    assert put_in_trash(folder, NAME)
+    assert list_committed(folder) == [other]
+    assert all(name.startswith(".trash.") for name in _entries(folder) if NAME in name)
+    assert {path.name for path in (folder / f".trash.{'quarantined.' * aside}{NAME}").iterdir()} == {*FILES, MANIFEST}
+    assert not put_in_trash(folder, NAME)
+    empty_trash(folder)
+    assert _entries(folder) == [f".universal.{other}", other]
+    empty_trash(folder)
+
+
+def test_a_deleted_checkpoint_keeps_its_number_while_it_is_in_the_trash_and_in_the_journal(folder: Path) -> None:
+    _committed(folder, checkpoint_name(40, 8))
+    set_aside(folder, checkpoint_name(40, 8))
+    put_in_trash(folder, checkpoint_name(40, 8))
+    assert next_save_number(folder) == 9
+    empty_trash(folder)
+    assert next_save_number(folder, [checkpoint_name(40, 8)]) == 9
+
+
+def test_a_converted_copy_goes_without_its_checkpoint(folder: Path) -> None:
+    _convert(folder, NAME)
+    assert put_conversion_in_trash(folder, NAME)
+    assert not put_conversion_in_trash(folder, NAME)
+    empty_trash(folder)
+    assert _entries(folder) == [NAME]
+
+
+def test_a_recorded_deletion_is_finished_wherever_it_was_killed(folder: Path) -> None:
+    in_place, aside, renamed, half_removed, copy_only = (checkpoint_name(step, step) for step in (30, 40, 50, 60, 70))
+    for name in (in_place, aside, renamed, half_removed):
+        _committed(folder, name)
+    set_aside(folder, aside)
+    put_in_trash(folder, renamed)
+    put_in_trash(folder, half_removed)
+    (folder / f".trash.{half_removed}" / MANIFEST).unlink()
+    _convert(folder, copy_only)
+    deleted = [in_place, aside, renamed, half_removed, copy_only, checkpoint_name(80, 80)]
+    finish_deletions(folder, deleted)
+    assert list_committed(folder) == [NAME]
+    assert discard_uncommitted(folder, known=[NAME, *deleted]) == []
+    assert _entries(folder) == [NAME]
+
+
+def test_a_checkpoint_folder_that_is_away_is_not_taken_for_one_where_all_is_done(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        finish_deletions(tmp_path / "away", [NAME])
+
+
+def _refuse(_path: Path) -> None:
+    raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+
+def test_what_cannot_be_removed_now_is_left_for_the_next_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in_trash(folder, NAME)
+    with monkeypatch.context() as broken:
+        # As on NFS, where a file that somebody has open leaves a name behind.
+        broken.setattr(Path, "rmdir", _refuse)
+        empty_trash(folder)
+    assert _entries(folder) == [f".trash.{NAME}"]
+    empty_trash(folder)
+    assert _entries(folder) == []
+
+
+def test_two_may_empty_the_same_trash_at_the_same_time(folder: Path) -> None:
+    for number in range(1, 30):
+        name = checkpoint_name(100, 100 + number)
+        _committed(folder, name)
+        for file in range(20):
+            (folder / name / f"shard-{file}").write_bytes(b"x")
+        put_in_trash(folder, name)
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(empty_trash, folder) for _ in range(4)]:
+            done.result()
+    empty_trash(folder)
+    assert _entries(folder) == [NAME]
 
 
 def test_a_manifest_that_cannot_be_read_is_an_error_and_no_damage(folder: Path) -> None:

@@ -59,6 +59,7 @@ def test_dry_run_as_json_says_the_same(tmp_path: Path, config: Path, command: Co
                 "global_batch_size": 4,
                 "tokens_per_step": 64,
                 "ranks": 1,
+                "sizes": [{"nodes": 1, "ranks": 1, "gradient_accumulation_steps": 4}],
                 "precision": "fp32",
                 "zero_stage": 0,
                 "faults": [],
@@ -66,6 +67,39 @@ def test_dry_run_as_json_says_the_same(tmp_path: Path, config: Path, command: Co
         ],
     }
     assert not (tmp_path / "runs").exists()
+
+
+RANGE = ("cluster.kind=slurm", "cluster.nodes=2-4", "cluster.ranks_per_node=8")
+
+
+def test_dry_run_says_what_becomes_of_each_number_of_nodes(config: Path, command: Command) -> None:
+    done = command("submit", config, "--dry-run", *RANGE, "training.gradient_accumulation_steps=2")
+    assert done.returncode == 0
+    _, _, plan = done.stdout.partition("each run takes the largest of these that is free when its job starts ")
+    assert plan.splitlines()[:4] == [
+        "(2-4 nodes):",
+        "  on 2 node(s): 16 rank(s), gradient_accumulation_steps=4",
+        "  on 4 node(s): 32 rank(s), gradient_accumulation_steps=2",
+        "the batch script:",
+    ]
+    assert "\n#SBATCH --nodes=2-4\n" in plan
+
+
+def test_dry_run_names_the_runs_that_take_other_numbers_of_nodes(config: Path, command: Command) -> None:
+    # The settings that the runs share are no run's; they must fit nothing.
+    sweep = "sweep={training.gradient_accumulation_steps: [2, 3]}"
+    done = command("submit", config, "--dry-run", "cluster.kind=slurm", "cluster.nodes=2-3", sweep)
+    assert done.returncode == 2
+    assert "run with training.gradient_accumulation_steps=3: cluster.nodes is 2-3, but on 2 nodes" in done.stderr
+    sweep = "sweep={training.gradient_accumulation_steps: [4, 6]}"
+    done = command("submit", config, "--dry-run", "cluster.kind=slurm", "cluster.nodes=2-3", sweep)
+    lines = [line.strip() for line in done.stdout.splitlines() if " node(s): " in line]
+    assert lines == [
+        "run 0 on 2 node(s): 2 rank(s), gradient_accumulation_steps=6",
+        "run 0 on 3 node(s): 3 rank(s), gradient_accumulation_steps=4",
+        "run 1 on 2 node(s): 2 rank(s), gradient_accumulation_steps=9",
+        "run 1 on 3 node(s): 3 rank(s), gradient_accumulation_steps=6",
+    ]
 
 
 def test_dry_run_tells_that_the_name_is_taken(config: Path, command: Command, make_runs: MakeRuns) -> None:

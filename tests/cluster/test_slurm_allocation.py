@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from support.stand_in_slurm import INVALID, StandInSlurm, job_line
 
-from hpc_resume.cluster.choose import kind_here, make_allocation
+from hpc_resume.cluster.choose import cluster_kind, kind_here, make_allocation
 from hpc_resume.cluster.local_allocation import LocalAllocation
 from hpc_resume.cluster.slurm_allocation import NotRequeuedError, SlurmAllocation, job_name
 from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.config.schema import RunConfig
 from hpc_resume.errors import ConfigError
 
 Answer = Callable[..., None]
@@ -84,6 +85,9 @@ def test_the_first_start_has_no_count(answer: Answer, monkeypatch: pytest.Monkey
 def test_a_job_with_too_few_nodes_and_a_step_are_refused(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"job 90_3 has 2 node\(s\), but cluster.nodes is 3"):
         SlurmAllocation(ClusterConfig(kind="slurm", nodes=3))
+    with pytest.raises(ConfigError, match=r"has 2 node\(s\), but cluster.nodes is 3-5"):
+        SlurmAllocation(ClusterConfig(kind="slurm", nodes="3-5"))
+    assert len(SlurmAllocation(ClusterConfig(kind="slurm", nodes="2-5")).nodes) == 2
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     with pytest.raises(ConfigError, match="the supervisor was started by srun; call it directly"):
         SlurmAllocation(TWO)
@@ -98,6 +102,18 @@ def test_which_place_a_config_means_here(answer: Answer, monkeypatch: pytest.Mon
     assert kind_here(ClusterConfig(kind="slurm")) == "local"
     with pytest.raises(ConfigError, match="this is no Slurm job"):
         make_allocation(ClusterConfig(kind="slurm"))
+    assert isinstance(make_allocation(ClusterConfig(nodes="1-4")), LocalAllocation)
+    with pytest.raises(ConfigError, match=r"cluster\.nodes is 2-4, but without Slurm there is this machine only"):
+        make_allocation(ClusterConfig(nodes="2-4"))
+
+
+def test_several_nodes_are_not_sent_to_the_only_machine_there_is(slurm: StandInSlurm) -> None:
+    assert cluster_kind(RunConfig(cluster=ClusterConfig(nodes="1-4"))) == "local"
+    for nodes in (2, "2-4"):
+        with pytest.raises(ConfigError, match=f"cluster.nodes is {nodes}, but without Slurm there is this machine"):
+            cluster_kind(RunConfig(cluster=ClusterConfig(nodes=nodes)))
+    slurm.answers("sbatch")
+    assert cluster_kind(RunConfig(cluster=ClusterConfig(nodes="2-4"))) == "slurm"
 
 
 def test_an_earlier_start_of_the_very_job_is_over_without_asking(me: SlurmAllocation, slurm: StandInSlurm) -> None:
@@ -204,6 +220,15 @@ def test_a_job_that_can_not_be_kept_from_a_node_goes_back_all_the_same(
     answer(job_line("90_3", "RUNNING", Restarts=1), refuse="update")
     me.requeue(("n2",))
     assert "requeue incomplete 90_3" in changes(slurm)
+
+
+@pytest.mark.parametrize(("nodes", "can"), [(2, False), ("1-2", True), ("2-3", False)], ids=str)
+def test_a_range_can_do_without_a_node_while_its_smallest_number_is_left(
+    answer: Answer, slurm: StandInSlurm, nodes: int | str, can: bool
+) -> None:
+    answer(job_line("90_3", "RUNNING", Restarts=1, Partition="main"))
+    slurm.answers("sinfo", "n1|a100|gpu:4|allocated\nn2|a100|gpu:4|allocated\nn3|a100|gpu:4|down*\n")
+    assert SlurmAllocation(ClusterConfig(kind="slurm", nodes=nodes)).can_avoid("n2") == can
 
 
 WHY = {

@@ -73,6 +73,18 @@ def test_a_script_as_it_is_sent() -> None:
     assert not any("srun" in line for line in lines)
 
 
+@pytest.mark.parametrize(("cores", "of_a_node"), [(None, "4"), (16, "64")], ids=["Slurm's cores", "our cores"])
+def test_a_range_of_nodes_is_asked_for_without_a_number_of_tasks(cores: int | None, of_a_node: str) -> None:
+    # Slurm would keep it from one start to the next, and never let a job go on with fewer nodes than it had.
+    found = options(script(nodes="2-4", ranks_per_node=4, cpus_per_rank=cores))
+    assert (found["nodes"], found["mincpus"], found["gres"]) == ("2-4", of_a_node, "gpu:4")
+    assert not {"ntasks", "ntasks-per-node", "cpus-per-task"} & set(found)
+
+
+def test_what_else_sets_the_cores_of_a_node_goes_before_ours() -> None:
+    assert options(script(nodes="2-4", sbatch={"mincpus": 96}))["mincpus"] == "96"
+
+
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from hpc_resume.cluster.srun import become_rank, ended_ranks, gres_of, option_list, srun_command, step_name
+from hpc_resume.cluster.srun import (
+    become_rank,
+    cores_of_a_rank,
+    ended_ranks,
+    gres_of,
+    option_list,
+    srun_command,
+    step_name,
+)
 from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.journal.folder import RunFolder
 
@@ -35,6 +43,16 @@ def test_one_process_a_rank_is_started_on_the_nodes_of_the_job() -> None:
         "--export=ALL",
     }
     assert program == [sys.executable, "-m", "hpc_resume.worker", str(FOLDER.path), "7", "2"]
+
+
+@pytest.mark.parametrize(
+    ("job", "config", "cores"),
+    [("8", None, "8"), ("8", 4, "8"), (None, 4, "4"), (None, None, None)],
+    ids=["the job's", "the job's before ours", "ours where the job does not say", "nobody's"],
+)
+def test_a_rank_gets_the_cores_that_the_job_has_for_it(job: str | None, config: int | None, cores: str | None) -> None:
+    environment = {} if job is None else {"SLURM_CPUS_PER_TASK": job}
+    assert cores_of_a_rank(ClusterConfig(cpus_per_rank=config), environment) == cores
 
 
 def test_of_more_nodes_than_needed_the_first_are_taken() -> None:

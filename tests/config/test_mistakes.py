@@ -68,7 +68,8 @@ WRONG_KEYS = {
     "in a fault": ("faults: [{stp: 4}]", "faults[0].stp is not a setting; did you mean faults[0].step?"),
     "a number": (
         "checkpoints: {1: 2}",
-        "checkpoints.1 is not a setting; there are interval_steps, certify_after_steps",
+        "checkpoints.1 is not a setting; there are interval_steps, failures_per_day, certify_after_steps, mode, "
+        "staging_dir, verify, keep_last, keep_every_steps, keep_quarantined",
     ),
     "of a sweep": (
         "sweep: {training.step: [1]}",
@@ -144,6 +145,27 @@ OUT_OF_RANGE = {
     "GPUs": ("cluster: {gpus_per_node: -1}", "cluster.gpus_per_node is -1; it must be 0 or more"),
     "cores": ("cluster: {cpus_per_rank: 0}", "cluster.cpus_per_rank is 0; it must be above 0"),
     "nodes of one machine": ("cluster: {kind: local, nodes: 2}", "cluster.nodes is 2; with cluster.kind=local"),
+    "a range of one machine": ("cluster: {kind: local, nodes: 1-2}", "cluster.nodes is 1-2; with cluster.kind=local"),
+    "a range that goes down": ("cluster: {nodes: 4-2}", "cluster.nodes is 4-2; a range goes from the smallest number "),
+    "a range from nothing": ("cluster: {nodes: 0-2}", "cluster.nodes is 0; it must be above 0"),
+    "a range without an end": ("cluster: {nodes: 2-}", "cluster.nodes is '2-'; it must be a number of nodes, or a "),
+    "no nodes": ("cluster: {nodes: -1}", "cluster.nodes is -1; it must be above 0"),
+    "nodes in words": ("cluster: {nodes: two}", "cluster.nodes is 'two'; it must be a number of nodes, or a range "),
+    "half a node": ("cluster: {nodes: 1.5}", "cluster.nodes is 1.5; it must be a whole number or text"),
+    "a rank that a small range has not": (
+        "{cluster: {nodes: 2-4}, faults: [{rank: 2}]}",
+        "faults[0].rank is 2; ranks go from 0 to 1",
+    ),
+    "a range in which nothing else fits": (
+        "{cluster: {nodes: 3-4}, training: {gradient_accumulation_steps: 8}}",
+        "cluster.nodes is 3-4, but on 3 nodes no gradient accumulation gives the global batch of 32 samples: begin "
+        "the range with a number that fits (4), or make training.gradient_accumulation_steps, 8, a multiple of 3",
+    ),
+    "a range whose smallest number does not fit": (
+        "{cluster: {nodes: 6-16}, training: {gradient_accumulation_steps: 2}}",
+        "cluster.nodes is 6-16, but on 6 nodes no gradient accumulation gives the global batch of 32 samples: begin "
+        "the range with a number that fits (8 or 16), or make training.gradient_accumulation_steps, 2, a multiple of 3",
+    ),
     "a warm-up without end": (
         "training: {steps: 5, warmup_steps: 6}",
         "training.warmup_steps is 6; it must be from 0 to training.steps (5)",

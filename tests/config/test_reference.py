@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_resume.config.checkpoint_section import CheckpointConfig
 from hpc_resume.config.reference import field_sentences, render
-from hpc_resume.config.schema import CheckpointConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -17,7 +17,9 @@ def test_the_page_is_current() -> None:
 
 
 def test_the_sentences_are_those_below_the_fields() -> None:
-    assert field_sentences(CheckpointConfig)["interval_steps"] == "Steps between two checkpoints."
+    assert field_sentences(CheckpointConfig)["certify_after_steps"] == (
+        "Healthy steps that must follow a checkpoint before it counts as certified."
+    )
 
 
 @pytest.mark.parametrize(

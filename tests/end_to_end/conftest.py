@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support.training import Outcome, make_config, start
-
-from hpc_resume.journal.folder import SubmissionFolder
+from support.training import Outcome
+from support.training import train as train_in
 
 
 @pytest.fixture
@@ -20,10 +18,6 @@ def train(tmp_path: Path) -> Callable[..., Outcome]:
     def run(**changes: Any) -> Outcome:
         folder = tmp_path / f"case-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        path = folder / "config.yaml"
-        path.write_text(yaml.safe_dump(make_config(folder, **changes)), encoding="utf-8")
-        process = start("submit", str(path))
-        output, _ = process.communicate(timeout=300)
-        return Outcome(process.returncode, output, SubmissionFolder(folder / "runs" / "test"))
+        return train_in(folder, **changes)
 
     return run

@@ -22,6 +22,7 @@ def test_a_run_that_is_killed_hangs_raises_and_cannot_save_equals_the_undisturbe
         faults=[
             {"kind": "save_fails", "step": 7},
             {"kind": "rank_kill", "step": 14, "rank": 1},
+            {"kind": "reload", "step": 18},
             {"kind": "exception", "step": 22, "rank": 0},
             {"kind": "rank_hang", "step": 30, "rank": 1},
         ],
@@ -30,7 +31,7 @@ def test_a_run_that_is_killed_hangs_raises_and_cannot_save_equals_the_undisturbe
     assert (undisturbed.code, disturbed.code) == (0, 0), disturbed.output
     history = disturbed.history
     assert [a.ended.cause for a in history.attempts if a.ended] == ["crash", "crash", "hang", "finished"]
-    assert [a.resumed.step for a in history.attempts if a.resumed] == [0, 12, 20, 28]
+    assert [a.resumed.step for a in history.attempts if a.resumed] == [0, 16, 20, 28]
     assert f"rank 1 on {node_name()} was killed" in " ".join(disturbed.output.split())
     assert "injected exception before step 22" in disturbed.output
     assert len(history.save_failures) == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
-from collections.abc import Callable
+import subprocess
+import sys
 
 import pytest
-from support.training import Outcome
+from support.training import Outcome, environment, train
 
 from hpc_resume.journal.metrics import read_rows
 
@@ -16,13 +18,19 @@ OVERFLOW = {"kind": "spike", "step": 12, "lr_factor": 1.1e41, "duration_steps": 
 """A step of the size of the largest fp32 number, so that some weights become infinite."""
 
 
-def test_weights_that_the_very_last_update_spoiled_are_not_the_result(train: Callable[..., Outcome]) -> None:
-    outcome = train(
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run whose weights were spoiled by its last update, and then were not."""
+    return train(
+        tmp_path_factory.mktemp("spoiled"),
         training__steps=12,
         training__schedule="constant",
         training__adam_betas=[0.0, 0.95],
         faults=[OVERFLOW],
     )
+
+
+def test_weights_that_the_very_last_update_spoiled_are_not_the_result(outcome: Outcome) -> None:
     assert outcome.code == 0, outcome.output
     history = outcome.history
     (incident,) = history.incidents
@@ -36,3 +44,28 @@ def test_weights_that_the_very_last_update_spoiled_are_not_the_result(train: Cal
     assert history.finished is not None
     assert history.finished.step == 12
     assert json.loads((outcome.run.model / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_the_last_checkpoint_becomes_the_same_folder_as_the_result(outcome: Outcome) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_resume", "export", str(outcome.folder.path), "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    last = outcome.history.lineage[-1]
+    mine = outcome.run.path / "export-step-000000012"
+    answer = json.loads(done.stdout)
+    assert (answer["path"], answer["step"], answer["checkpoint"]) == (str(mine), 12, last.name)
+    assert answer["parameters"] > 10_000
+    first, second, third = done.stderr.splitlines()
+    assert first.startswith(f"verifying {last.name}: ")
+    assert second == f"reading the weights of {last.name}"
+    assert third == f"writing {mine}"
+    files = sorted(path.name for path in outcome.run.model.iterdir())
+    assert "model.safetensors" in files
+    assert sorted(path.name for path in mine.iterdir()) == files
+    assert filecmp.cmpfiles(outcome.run.model, mine, files, shallow=False) == (files, [], [])

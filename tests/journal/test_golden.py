@@ -33,7 +33,7 @@ def journal() -> Journal:
     return read_journal(FOLDER)
 
 
-YOUNGER = {ev.StopRequested, ev.JobCancelled}
+YOUNGER = {ev.StopRequested, ev.JobCancelled, ev.CheckpointDeleted, ev.CheckpointConverted, ev.IntervalChosen}
 """Kinds that came after the first journal was written."""
 
 

@@ -154,7 +154,10 @@ class Story:
         if self.history.attempts and self.history.attempts[-1].ended is None:
             self.record(self.ended("decided"))
 
-    def happens(self, event: ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | ev.AttemptEnded) -> Decision:
+    def happens(
+        self,
+        event: ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | ev.AttemptEnded | ev.FaultInjected,
+    ) -> Decision:
         self.record(event)
         return self.decide(event)
 
@@ -163,7 +166,7 @@ class Story:
         self.claim()
         return self.decide(None)
 
-    def tell(self, text: str) -> Story:
+    def tell(self, text: str) -> Story:  # noqa: PLR0912 - one branch for each word
         """Let happen what the words say, one after another."""
         for word in text.split():
             what, _, detail = word.replace("@", ":").partition(":")
@@ -178,6 +181,10 @@ class Story:
                 self.happens(ev.CheckpointRejected(name=checkpoint.name, reason="digest differs"))
             elif what == "unsaved":
                 self.happens(ev.SaveFailed(attempt=self.attempt, step=1, message="disk quota exceeded"))
+            elif what == "deleted":
+                self.record(ev.CheckpointDeleted(name=self.history.lineage[0].name, reason="nothing needs it"))
+            elif what == "rehearse":
+                self.happens(ev.FaultInjected(attempt=self.attempt, index=0, fault="reload", step=int(detail)))
             elif what == "cancel":
                 self.record(ev.CancelRequested(runs=(0,)))
             elif what == "scancel":

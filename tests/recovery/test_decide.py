@@ -30,6 +30,7 @@ RULE_STORIES = {
     "input": "input",
     "checkpoint rejected": "10 20 reject",
     "no checkpoint left": "10 reject",
+    "rehearsal": "10 rehearse@15",
     "save failed": "unsaved",
     "saves keep failing": "unsaved unsaved unsaved unsaved unsaved unsaved",
     "budget spent": "crash:A crash:B crash:C crash:D",
@@ -66,6 +67,12 @@ RESUME_POINTS = {
     "and what was saved on the new branch is used": ("10+ 20 loss@18 20 crash:A", "requeue to 20: crash"),
     "a rejected checkpoint makes way for an older one": ("10 20 30 reject", "rollback to 20: checkpoint rejected"),
     "and that for a still older one": ("10 20 30 reject reject", "rollback to 10: checkpoint rejected"),
+    "a rehearsed rollback takes the newest": ("10+ 20 rehearse@25", "rollback to 20: rehearsal"),
+    "without any there is nothing to roll back to": ("rehearse@5", "continue: rehearsal"),
+    "what was deleted is no reason to begin anew": (
+        "10+ 20+ 30+ deleted loss@14",
+        "stop failed: no checkpoint left",
+    ),
     "a rejected certified one too": ("10+ 20+ reject loss@33", "requeue to 10: loss incident"),
 }
 
@@ -344,7 +351,7 @@ def test_a_run_with_saved_state_never_starts_from_scratch_by_itself(told: Told) 
         story = told(f"10 20 reject {word}")
         assert story.last.action == "stop" or story.last.plan.step == 10, word
     stopped = told("10 20 reject reject")
-    assert "can't be loaded, and nothing else was saved that is old enough" in stopped.last.reason
+    assert "nothing is left that is old enough (" in stopped.last.reason
     assert stopped.resubmit().rule == "no checkpoint left"
 
 

@@ -392,3 +392,21 @@ def test_the_high_water_mark_never_falls(told: Told) -> None:
     history = told("10+ 20+ 30+ loss@35").history
     assert history.high_water_step == 30
     assert told("10+ 20+ 30+ loss@35 loss@18").history.high_water_step == 30
+
+
+def test_a_deleted_checkpoint_is_no_way_on_and_never_comes_back(told: Told) -> None:
+    story = told("10+ 20+ 30")
+    first = story.history.lineage[0]
+    story.record(ev.CheckpointDeleted(name=first.name, reason="no rewind leads there"))
+    story.record(ev.CheckpointAdopted(checkpoint=first))
+    assert [c.step for c in story.history.lineage] == [20, 30]
+    assert story.history.deleted == {first.name}
+    assert story.history.known[first.name] == first
+
+
+def test_a_deletion_counts_whatever_the_order_of_the_records(told: Told) -> None:
+    story = told("")
+    checkpoint = story.checkpoint(10)
+    story.record(ev.CheckpointDeleted(name=checkpoint.name, reason="no rewind leads there"))
+    story.record(ev.CheckpointAdopted(checkpoint=checkpoint))
+    assert story.history.lineage == ()

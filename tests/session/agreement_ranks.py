@@ -24,8 +24,12 @@ def main(folder: Path) -> None:
     agreement = Agreement(TIMEOUT_S)
     rank = agreement.rank
 
-    def reduce(loss: Any, norm: Any, *, skipped: bool = False, stop: bool = False) -> dict[str, Any]:
-        return dataclasses.asdict(agreement.start_reduce(loss, norm, skipped, stop).read())
+    def reduce(
+        loss: Any, norm: Any, *, skipped: bool = False, stop: bool = False, written: bool = True
+    ) -> dict[str, Any]:
+        return dataclasses.asdict(
+            agreement.start_reduce(loss, norm, skipped=skipped, stop=stop, written=written).read()
+        )
 
     told: dict[str, Any] = {
         "mean": reduce(torch.tensor(1.0 + rank), 0.5 + rank),
@@ -34,12 +38,13 @@ def main(folder: Path) -> None:
         "stop on one": reduce(1.0, 1.0, stop=rank == 1),
         "skipped": reduce(1.0, float("inf"), skipped=True),
         "skipped on rank 1 only": reduce(1.0, 1.0, skipped=rank == 1),
+        "written on one": reduce(1.0, 1.0, written=rank == 1),
         "nan on one": repr(reduce(float("nan") if rank else 1.0, 1.0)["loss"]),
     }
     # The next one is begun before the last one is read, and words go between them.
-    first = agreement.start_reduce(1.0 + rank, 1.0, False, False)
+    first = agreement.start_reduce(1.0 + rank, 1.0, skipped=False, stop=False, written=True)
     word = agreement.from_rank_0(f"from {rank}")
-    second = agreement.start_reduce(10.0 + rank, 2.0, False, False)
+    second = agreement.start_reduce(10.0 + rank, 2.0, skipped=False, stop=False, written=False)
     told["in order"] = [first.read().loss, word, second.read().loss]
     told["timeout_s"] = agreement.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
     (folder / f"told-{rank}.json").write_text(json.dumps(told))

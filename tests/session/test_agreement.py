@@ -32,12 +32,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_loss_is_the_mean_and_the_norm_is_rank_0s(told: dict[str, Any]) -> None:
-    assert told["mean"] == {"loss": 1.5, "grad_norm": 0.5, "skipped": False, "stop": False}
-    assert told["plain"] == {"loss": 1.5, "grad_norm": None, "skipped": False, "stop": False}
+    assert told["mean"] == {"loss": 1.5, "grad_norm": 0.5, "skipped": False, "stop": False, "written": True}
+    assert told["plain"] == {"loss": 1.5, "grad_norm": None, "skipped": False, "stop": False, "written": True}
 
 
 def test_loss_and_norm_may_be_tensors(told: dict[str, Any]) -> None:
-    assert told["norm as tensor"] == {"loss": 2.0, "grad_norm": 0.25, "skipped": False, "stop": False}
+    assert told["norm as tensor"] == {"loss": 2.0, "grad_norm": 0.25, "skipped": False, "stop": False, "written": True}
 
 
 def test_one_rank_that_was_asked_to_stop_is_enough(told: dict[str, Any]) -> None:
@@ -46,8 +46,13 @@ def test_one_rank_that_was_asked_to_stop_is_enough(told: dict[str, Any]) -> None
 
 
 def test_rank_0_says_whether_the_step_was_skipped(told: dict[str, Any]) -> None:
-    assert told["skipped"] == {"loss": 1.0, "grad_norm": float("inf"), "skipped": True, "stop": False}
+    assert told["skipped"] == {"loss": 1.0, "grad_norm": float("inf"), "skipped": True, "stop": False, "written": True}
     assert told["skipped on rank 1 only"]["skipped"] is False
+
+
+def test_a_checkpoint_is_written_only_when_all_ranks_say_so(told: dict[str, Any]) -> None:
+    assert told["mean"]["written"] is True
+    assert told["written on one"]["written"] is False
 
 
 def test_a_nan_on_one_rank_is_a_nan_for_all(told: dict[str, Any]) -> None:

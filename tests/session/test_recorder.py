@@ -79,7 +79,8 @@ def going_on_at(step: int, *, perturb: bool = False, branch: int = 0) -> Plan:
 
 
 def save(recorder: Recorder, step: int) -> None:
-    recorder.record(ev.CheckpointCommitted(attempt=recorder.attempt, checkpoint=checkpoint_at(step)))
+    event = ev.CheckpointCommitted(attempt=recorder.attempt, checkpoint=checkpoint_at(step))
+    recorder.committed(event, healthy_steps=recorder.healthy_steps)
 
 
 def train(recorder: Recorder, first: int, last: int, loss: Callable[[int], float], order: int = 0) -> None:

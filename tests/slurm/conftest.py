@@ -12,7 +12,7 @@ from slurm.cluster import HOW_TO_GET_IT, NO_SLURM, MiniSlurm, missing_programs
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-TRAININGS = ("test_array.py", "test_interruptions.py", "test_every_template_survives")
+TRAININGS = ("test_array.py", "test_elastic_training.py", "test_interruptions.py", "test_every_template_survives")
 """Parts of the names of real trainings, which need the CPUs; all other tests on Slurm mostly wait."""
 
 

@@ -197,7 +197,7 @@ class ScriptedRun:
             manifest = catalog.read_manifest(self.folder.checkpoints, checkpoint.name)
             assert catalog.find_damage(self.folder.checkpoints, manifest) is None
         on_disk = {p.name.removeprefix("quarantined.") for p in self.folder.checkpoints.iterdir()}
-        vanished = set(history.known) - on_disk - set(history.rejected)
+        vanished = set(history.known) - on_disk - set(history.rejected) - history.deleted
         assert not vanished, "a checkpoint was lost"
         for index, record in enumerate(journal.records):
             if isinstance(record.event, ev.Resumed) and record.event.checkpoint is None:

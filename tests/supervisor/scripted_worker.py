@@ -235,6 +235,8 @@ class Rank0:
             world_size=1,
             zero_stage=0,
             precision="fp32",
+            model="",
+            parameters=0,
             num_samples=1000,
             segments=[],
             versions={},
@@ -267,6 +269,7 @@ class Rank0:
                     self.script.say("decided")
                     self.script.wait_for("leave")
             case "lose_peer":
+                self.script.say("about to lose a peer")
                 lost = json.loads(self.folder.rank_report(self.attempt, action["peer"]).read_text())
                 while is_running(lost["pid"], lost["start_ticks"]):
                     time.sleep(0.01)
@@ -319,6 +322,8 @@ def follow(folder: RunFolder, attempt: int, rank: int) -> None:
             seen += 1
             action = script.due(seen, "step")
             if action is not None:
+                if "when" in action:
+                    script.wait_for(action["when"])
                 fail(action)
         time.sleep(0.01)
 

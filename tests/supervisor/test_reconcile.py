@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from supervisor.harness import ScriptedRun, end_of
 
 from hpc_resume.checkpoints import catalog
+from hpc_resume.journal.codec import encode
 from hpc_resume.recovery import events as ev
 
 Make = Callable[..., ScriptedRun]
@@ -142,4 +144,54 @@ def test_a_manifest_that_can_not_be_read_is_no_reason_to_stop(scripted_run: Make
     assert run.supervise() == 0
     assert resumed_steps(run) == [0, 4]
     assert [e.name for e in run.events(ev.CheckpointRejected)] == [name]
+    run.check()
+
+
+PLACES = {
+    "in place": lambda *_: None,
+    "set aside": catalog.set_aside,
+    "renamed": catalog.put_in_trash,
+    "gone": lambda folder, name: (catalog.put_in_trash(folder, name), catalog.empty_trash(folder)),
+}
+
+
+@pytest.mark.parametrize("step", [2, 7], ids=["an old one", "the newest"])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_deletion_that_was_recorded_is_finished_and_taken_for_no_loss(
+    scripted_run: Make, place: Callable[..., object], step: int
+) -> None:
+    run = stopped_at_7(scripted_run({"do": "wait", "step": 7}))
+    name = next(c.name for c in run.history.lineage if c.step == step)
+    place(run.folder.checkpoints, name)
+    run.operator(ev.CheckpointDeleted(name=name, reason="no rewind leads there"))
+    assert run.supervise() == 0
+    assert resumed_steps(run) == [0, 7 if step == 2 else 6]
+    assert [path.name for path in run.folder.checkpoints.iterdir() if name in path.name] == []
+    assert run.history.rejected == ()
+    assert run.events(ev.CheckpointAdopted) == run.events(ev.CheckpointQuarantined) == []
+    assert name in run.history.deleted
+    assert name not in [c.name for c in run.history.lineage]
+    run.check()
+
+
+def test_a_deletion_that_a_zombie_records_and_does_too_late_costs_a_checkpoint_that_nobody_needs(
+    scripted_run: Make,
+) -> None:
+    run = scripted_run({"do": "node_lost", "step": 7})
+    assert run.supervise() == -9
+    oldest = run.history.lineage[0].name
+    # A newer claim was opened, but had not launched anything, when rank 0 of the first one went on.
+    written = len(run.folder.claim(1).read_text().splitlines())
+    assert run.supervise(kill=["after", written + 2]) == -9
+    assert [claim.opened for claim in run.history.claims] == [True, True]
+    zombie = run.folder.attempt(1)
+    late = encode(ev.CheckpointDeleted(name=oldest, reason="no rewind leads there"))
+    seq = len(zombie.read_text().splitlines()) + 1
+    with zombie.open("a") as file:
+        file.write(json.dumps({"seq": seq, "time": 0.0, "seen": {}, "event": late}) + "\n")
+    catalog.put_in_trash(run.folder.checkpoints, oldest)
+    assert run.history.deleted == frozenset()
+    assert run.supervise() == 0
+    assert resumed_steps(run) == [0, 6]
+    assert [(e.name, e.reason) for e in run.events(ev.CheckpointRejected)] == [(oldest, "it is gone from the disk")]
     run.check()

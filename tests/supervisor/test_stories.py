@@ -249,7 +249,9 @@ def test_a_rank_that_can_not_even_say_why_it_failed_leaves_all_the_same(scripted
 
 
 def test_the_rank_that_was_killed_is_named_and_not_the_one_that_lost_its_peer(scripted_run: Make) -> None:
-    run = scripted_run({"do": "lose_peer", "step": 5, "peer": 1}, {"do": "kill", "step": 5, "rank": 1}, ranks=2)
+    # Not before: the launcher asks the others to leave as soon as one is gone.
+    kill = {"do": "kill", "step": 5, "rank": 1, "when": "about to lose a peer"}
+    run = scripted_run({"do": "lose_peer", "step": 5, "peer": 1}, kill, ranks=2)
     assert run.supervise() == 75
     (ended,) = run.events(ev.AttemptEnded)
     assert (ended.cause, ended.rank, ended.node) == ("crash", 1, node_name())

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hpc_resume.journal.folder import RunFolder, SubmissionFolder
 from hpc_resume.journal.metrics import read_rows
 from hpc_resume.journal.reader import read_journal
@@ -41,27 +43,33 @@ class Outcome:
         """Loss of each step of the surviving branch, to the last bit."""
         found: dict[int, str] = {}
         for attempt in self.history.attempts:
+            if attempt.resumed is None:
+                continue  # it never came to train, and gave nothing up
             rows = [row for row in read_rows(self.run.metrics(attempt.started.attempt)) if "step" in row]
-            start = attempt.resumed.step if attempt.resumed else 0
-            found = {step: loss for step, loss in found.items() if step <= start}
-            found.update({row["step"]: repr(row["loss"]) for row in rows})
+            found = {step: loss for step, loss in found.items() if step <= attempt.resumed.step}
+            for row in rows:  # an attempt may go back as well
+                found = {step: loss for step, loss in found.items() if step < row["step"]}
+                found[row["step"]] = repr(row["loss"])
         return found
 
     def samples(self, ranks: int = 2) -> dict[int, list[int]]:
         """Samples that each step of the surviving branch was really trained on, in the order of the stream."""
         found: dict[int, list[int]] = {}
         for attempt in self.history.attempts:
-            start = attempt.resumed.step if attempt.resumed else 0
-            found = {step: ids for step, ids in found.items() if step <= start}
+            if attempt.resumed is None:
+                continue
             shares = [
+                # Of steps that an attempt has trained twice, the last time.
                 {row["step"]: row["samples"] for row in read_rows(self.run.samples(attempt.started.attempt, rank))}
                 for rank in range(ranks)
             ]
+            first = min(shares[0], default=attempt.resumed.step + 1)
+            assert first <= attempt.resumed.step + 1
+            found = {step: ids for step, ids in found.items() if step < first}
             for step in set.intersection(*(set(share) for share in shares)):
                 # Each rank has micro batches of two samples of its own; the stream alternates between the ranks.
                 places = range(0, len(shares[0][step]), 2)
                 found[step] = [i for at in places for share in shares for i in share[step][at : at + 2]]
-            assert all(step > start for step in shares[0])
         return dict(sorted(found.items()))
 
 
@@ -126,6 +134,15 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         text=True,
         env=environment(),
     )
+
+
+def train(folder: Path, **changes: Any) -> Outcome:
+    """Submit a tiny training with some settings changed, and wait for its end."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(make_config(folder, **changes)), encoding="utf-8")
+    process = start("submit", str(path))
+    output, _ = process.communicate(timeout=300)
+    return Outcome(process.returncode, output, SubmissionFolder(folder / "runs" / "test"))
 
 
 def status(outcome: Outcome) -> list[dict[str, Any]]:

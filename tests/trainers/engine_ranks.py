@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState
+from trainers.tiny_models import ODD, SHAPE, config_of
 from transformers import AutoModelForCausalLM
 
-from hpc_resume.config.cluster_section import ClusterConfig
+from hpc_resume.checkpoints import catalog
+from hpc_resume.checkpoints.catalog import Manifest
+from hpc_resume.checkpoints.store import CheckpointStore
 from hpc_resume.config.deepspeed_json import read_deepspeed_json, resolve_deepspeed
-from hpc_resume.config.schema import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from hpc_resume.config.schema import ModelConfig, RunConfig
 from hpc_resume.errors import DivergedError, ExportError
+from hpc_resume.recovery.events import Checkpoint
 from hpc_resume.trainers.engine import (
     build_engine,
     close_engine,
@@ -33,14 +38,6 @@ from hpc_resume.trainers.model import build_model, load_tokenizer
 from hpc_resume.trainers.token_blocks import TokenBlocks, prepare_token_blocks
 
 LEARNING_RATES = (1e-3, 2e-3, 5e-4)
-SHAPE = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 def main(folder: Path, precision: str, stages: list[int]) -> None:
@@ -59,22 +56,38 @@ def main(folder: Path, precision: str, stages: list[int]) -> None:
         export = compare(engine, folder / "export-again")
         if rank == 0:
             (folder / f"pretrained-{precision}.json").write_text(json.dumps({"digest": digest, "export": export}))
+        train_a_step(engine, folder)
+        export_model(engine, "bytes", folder / f"export-pretrained-{precision}")
+        commit(engine, folder / f"run-pretrained-{precision}")
+        for stage in (2, 3):
+            engine = start(stage, config_of(folder, precision, world, ModelConfig(config=ODD)), load_tokenizer("bytes"))
+            train_a_step(engine, folder)
+            export_model(engine, "bytes", folder / f"export-odd{stage}-{precision}")
+            commit(engine, folder / f"run-odd{stage}-{precision}")
     close_engine()
 
 
-def config_of(folder: Path, precision: Any, world: int, model: ModelConfig) -> RunConfig:
-    return RunConfig(
-        seed=7,
-        cluster=ClusterConfig(kind="local", ranks_per_node=world),
-        model=model,
-        data=DataConfig(paths=(str(folder / "text.txt"),), sequence_tokens=32),
-        training=TrainingConfig(
-            micro_batch_size=2,
-            gradient_accumulation_steps=2,
-            precision=precision,
-            weight_decay=0.1,
-        ),
+def commit(engine: Any, run: Path) -> None:
+    """Save a checkpoint as a run does."""
+    step, stage = int(engine.global_steps), int(engine.zero_optimization_stage())
+    name = catalog.checkpoint_name(step, 1)
+    manifest = Manifest(
+        schema=catalog.SCHEMA,
+        checkpoint=Checkpoint(name=name, step=step, position=step * 8, branch=0, save_number=1),
+        claim=1,
+        attempt=1,
+        world_size=engine.world_size,
+        zero_stage=stage,
+        precision="bf16" if engine.bfloat16_enabled() else "fp32",
+        model="",
+        parameters=0,
+        num_samples=100,
+        segments=[],
+        versions={},
     )
+    store = CheckpointStore(run / "checkpoints", engine, dist.new_group(backend="gloo"))
+    # Every second one beside the training, as runs do it by default.
+    store.finish(store.begin(manifest, {}, background=stage % 2 == 1), lambda: None)
 
 
 def start(stage: int, config: RunConfig, tokenizer: Any) -> Any:
@@ -115,6 +128,7 @@ def train(folder: Path, name: str, stage: int, config: RunConfig) -> dict[str, A
     exported = folder / f"export-{name}"
     export_model(engine, "bytes", exported)
     export_model(engine, "bytes", exported)  # safe to perform twice
+    commit(engine, folder / f"run-{name}")
     return {
         "optimizer": type(engine.optimizer).__name__,
         "rows": rows,
@@ -128,6 +142,12 @@ def train(folder: Path, name: str, stage: int, config: RunConfig) -> dict[str, A
         "device": device_name(engine),
         "diverged_export": diverged_export(engine, folder / "diverged"),  # the last, since it spoils the weights
     }
+
+
+def train_a_step(engine: Any, folder: Path) -> None:
+    blocks = TokenBlocks.open(folder / f"samples-{engine.global_rank}")
+    for micro in range(2):
+        one_micro_batch(engine, blocks, first=engine.global_rank * 4 + micro * 2)
 
 
 def one_micro_batch(engine: Any, blocks: TokenBlocks, first: int, *, poison: bool = False) -> float:

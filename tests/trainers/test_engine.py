@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trainers.tiny_models import ODD, SHAPE, config_of
+
+from hpc_resume.config.schema import ModelConfig
+from hpc_resume.journal.folder import RunFolder
+from hpc_resume.trainers.export_checkpoint import export_checkpoint
+from hpc_resume.trainers.token_blocks import FACTS
 
 pytestmark = pytest.mark.deepspeed
 
@@ -33,7 +42,7 @@ def start_ranks(folder: Path, ranks: int, precision: str, *stages: str) -> Resul
     environment |= {
         "PATH": "/nonexistent",
         "TORCH_EXTENSIONS_DIR": str(extensions),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
@@ -60,8 +69,12 @@ def start_ranks(folder: Path, ranks: int, precision: str, *stages: str) -> Resul
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("two-ranks")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two-ranks")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path) -> Results:
     return start_ranks(folder, 2, "fp32", *STAGES) | start_ranks(folder, 2, "bf16", *STAGES)
 
 
@@ -139,6 +152,54 @@ def test_weights_that_are_not_finite_are_no_result_and_all_ranks_hear_so(case: d
     assert "model.embed_tokens.weight" in first
 
 
+EXPORTS = [
+    f"{stage}-{precision}" for stage in (*STAGES, "odd2", "odd3", "pretrained") for precision in ("fp32", "bf16")
+]
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_a_checkpoint_becomes_the_very_folder_that_the_run_itself_exports(
+    folder: Path, two_ranks: Results, tmp_path: Path, name: str
+) -> None:
+    model, info = export_again(folder, 2, name, tmp_path)
+    assert info["missing_keys"] == info["unexpected_keys"] == set()
+    assert str(model.dtype) == {"fp32": "torch.float32", "bf16": "torch.bfloat16"}[name.split("-")[1]]
+
+
+def export_again(folder: Path, ranks: int, name: str, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """Export a checkpoint, compare the folder with what its ranks exported themselves, and load it."""
+    from transformers import AutoModelForCausalLM
+
+    run, theirs, mine = RunFolder(folder / f"run-{name}"), folder / f"export-{name}", tmp_path / f"model-{name}"
+    run.data.mkdir()
+    # Of the samples only the facts are needed.
+    shutil.copy(folder / "samples-0" / FACTS, run.data)
+    stage, precision = name.split("-")
+    model = ModelConfig(config=ODD if stage.startswith("odd") else SHAPE)
+    if stage == "pretrained":
+        model = ModelConfig(name_or_path=str(folder / f"export-3-{precision}"), weights="pretrained")
+    (checkpoint,) = run.checkpoints.iterdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DeepSpeed's, when it is imported
+        config = config_of(folder, precision, ranks, model)
+        done = export_checkpoint(run, config, checkpoint.name, mine, force=False, say=print)
+    files = sorted(path.name for path in theirs.iterdir())
+    assert sorted(path.name for path in mine.iterdir()) == files
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"} <= set(files)
+    assert filecmp.cmpfiles(theirs, mine, files, shallow=False) == (files, [], [])
+    loaded, info = AutoModelForCausalLM.from_pretrained(mine, output_loading_info=True)
+    assert (done.checkpoint, done.step) == (checkpoint.name, int(checkpoint.name[5:14]))
+    assert done.parameters == loaded.num_parameters()
+    return loaded, info
+
+
+@pytest.mark.slow
+def test_any_number_of_ranks_leaves_checkpoints_that_one_process_can_export(tmp_path: Path) -> None:
+    start_ranks(tmp_path, 3, "bf16", "1", "3")
+    for stage in ("1", "3", "odd2", "odd3", "pretrained"):
+        export_again(tmp_path, 3, f"{stage}-bf16", tmp_path)
+
+
 def test_an_export_taken_up_in_parts_at_stage_3_has_the_same_weights(two_ranks: Results) -> None:
     assert two_ranks["pretrained-fp32"]["digest"] == two_ranks["3-fp32"]["digest"]
     for precision in ("fp32", "bf16"):
@@ -151,3 +212,4 @@ def test_a_single_rank_trains_from_the_same_first_weights(tmp_path: Path, two_ra
     for name, result in results.items():
         assert result["initial"] == two_ranks[name]["initial"]
         assert result["digest"] != result["initial"]
+        export_again(tmp_path, 1, name, tmp_path)

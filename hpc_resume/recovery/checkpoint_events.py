@@ -1,0 +1,98 @@
+"""What can happen to a checkpoint, from its save to its end; part of `events`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint: where it stands in the training."""
+
+    name: str
+    step: int
+    position: int
+    branch: int
+    save_number: int
+    parent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointCommitted:
+    """A manifest was renamed into place."""
+
+    attempt: int
+    checkpoint: Checkpoint
+    seconds: float = 0.0
+    """From the beginning of the save to its commit."""
+    blocked_s: float = 0.0
+    """How long training waited for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointAdopted:
+    """A committed checkpoint without a record was found by the next claim."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointCertified:
+    """Enough healthy steps followed this checkpoint."""
+
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRejected:
+    """A checkpoint could not be verified or loaded."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointQuarantined:
+    """A checkpoint was set aside by renaming."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointDeleted:
+    """A checkpoint that nothing needs any more is about to be deleted; whoever finds it on the disk finishes that."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConverted:
+    """A checkpoint of `before` ranks was made loadable for `now` ranks: what follows is continuous, not exact."""
+
+    attempt: int
+    name: str
+    before: int
+    now: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntervalChosen:
+    """From here on a checkpoint is due every `steps` steps, and why; with the numbers behind it."""
+
+    attempt: int
+    steps: int
+    message: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveFailed:
+    """A checkpoint could not be written; training went on."""
+
+    attempt: int
+    step: int
+    message: str
