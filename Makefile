@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Which build of torch; see "Choosing torch" in README.md.
 TORCH ?= torch==2.13.0
-SOURCES := hpc_resume tests
+SOURCES := hpc_resume tests benchmarks
 PYTEST := $(BIN)/python -m pytest
+# Many tests start processes and wait for them: three at a time, what shares a fixture of its module in one worker.
+PYTEST_HERE := $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder
 # Tests on Slurm mostly wait: three at a time, each worker with a cluster of its own; see tests/slurm/conftest.py.
 PYTEST_SLURM := $(PYTEST) -n 3 tests/slurm
 # HPC_RESUME_TEST_APT=1: install what the tests on a real Slurm cluster need (as root), and fail where it is missing.
@@ -33,12 +35,12 @@ demo: $(STAMP)  ## Train a small model whose loss spikes on purpose, and see it 
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m hpc_resume submit configs/quickstart.yaml name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP) $(SLURM)  ## Run the tests that a newcomer runs.
-	$(PYTEST) -m 'not (slurm or slow or full)'
+	$(PYTEST_HERE) -m 'not (slurm or slow or full)'
 	$(PYTEST_SLURM) -m 'not (slow or full)'
 
 test-slow: $(STAMP) $(SLURM)  ## Run the tests that take minutes each.
-	$(PYTEST) -m 'slow and not slurm'
-	$(PYTEST_SLURM) -m slow
+	$(PYTEST_HERE) -m 'slow and not (slurm or full)'
+	$(PYTEST_SLURM) -m 'slow and not full'
 
 test-full: $(STAMP) $(SLURM)  ## Run what shows the same as other tests, once more in another variation.
 	$(PYTEST) -m full
