@@ -108,7 +108,7 @@ def measure(options: argparse.Namespace) -> None:
     group = dist.new_group(backend="gloo")
     plain = CheckpointStore(folder, engine, group)
     rank = dist.get_rank()
-    staged = CheckpointStore(folder, engine, group, staging=Staging(str(folder / "stage"), folder, rank))
+    staged = CheckpointStore(folder, engine, group, staging=Staging(str(folder / "stage"), folder, 1, rank))
     kinds: dict[str, Callable[[int], dict[str, float]]] = {
         "bare": lambda number: save_bare(engine, folder, number, step),
         "sync": lambda number: save(plain, engine, number, step, background=False),

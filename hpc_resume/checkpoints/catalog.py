@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ _TRASH = ".trash."
 _TORN = ".torn."
 """What is left of saves that were not committed: their names."""
 _UNIVERSAL = ".universal."
+DRAFT = ".draft."
+"""What stands in the name of a converted copy that is being made."""
 """A copy of a checkpoint for other numbers of ranks."""
 
 
@@ -244,6 +247,7 @@ def discard_uncommitted(folder: Path, known: Container[str] = ()) -> list[str]:
     stays in place of each name, so that its save number is not used again: a zombie may still know it.
     """
     empty_trash(folder)
+    discard_conversion_drafts(folder)
     for torn in folder.glob(f"{_TORN}*"):
         # Somebody was killed between the two steps below.
         if (torn / MANIFEST).exists():
@@ -252,6 +256,12 @@ def discard_uncommitted(folder: Path, known: Container[str] = ()) -> list[str]:
             _empty(torn)
     names = [path.name for path in folder.iterdir() if _NAME.match(path.name) and path.name not in known]
     return [name for name in names if discard(folder, name)]
+
+
+def discard_conversion_drafts(folder: Path) -> None:
+    """Delete what conversions left behind that were killed."""
+    for path in folder.glob(f"{_UNIVERSAL}*{DRAFT}*"):
+        shutil.rmtree(path, ignore_errors=True)  # somebody who is cut off may still write there; then the next time
 
 
 def discard(folder: Path, name: str) -> bool:

@@ -59,9 +59,11 @@ class HostCopy:
         self._copied, self._sources = {}, []
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        if not plain or tensor.device.type not in ("cpu", "cuda") or tensor.is_conj() or tensor.is_neg():
+            # Not just bytes in a row; what is this rare may cost more, and share nothing.
+            return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
         source = tensor.detach().untyped_storage()
-        if source.device.type not in ("cpu", "cuda") or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            return tensor.detach().to("cpu", copy=True)
         key = source._cdata
         if key not in self._copied:
             self._copied[key] = self._storage(source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from hpc_resume.checkpoints.universal import convert, find_universal_damage, loa
 from hpc_resume.checkpoints.writing import Staging, Writing, copy_file, write_state
 from hpc_resume.errors import CheckpointError, DamagedError, MismatchError
 from hpc_resume.journal.writer import sync_file, sync_folder
+
+_log = logging.getLogger(__name__)
 
 
 class SaveError(CheckpointError):
@@ -65,7 +68,7 @@ class _Catcher:
     def save(self, state_dict: Any, path: str) -> None:
         try:
             self._take(state_dict, Path(path).name)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
             self.error = self.error or error
 
     def __getattr__(self, name: str) -> Any:
@@ -114,9 +117,14 @@ class CheckpointStore:
             pending.problem = _attempt(lambda: take(rank_state, _rank_file(self._rank)))
         else:
             pending.problem = f"{type(error).__name__}: {error}"
-        if background and pending.problem is None:
-            self._host.end()
-            pending.writing = Writing(jobs, self._staging.empty if self._staging else lambda: None)
+        if background:
+            clean_up = self._staging.empty if self._staging else lambda: None
+            pending.problem = pending.problem or _attempt(self._host.end)
+            if pending.problem is None:
+                pending.writing = Writing(jobs, clean_up)
+            else:
+                self._host.begin()  # lets go of what was copied for nothing
+                clean_up()
         return pending
 
     def finish(self, pending: Pending, before_commit: Callable[[], None]) -> Manifest:
@@ -218,7 +226,7 @@ class CheckpointStore:
         """Copy state out of the model, to be written later."""
         target = place / name
         if self._staging is not None:
-            jobs[name] = functools.partial(copy_file, self._staging.put(state, name), target)
+            jobs[name] = functools.partial(copy_file, *self._staging.put(state, name), target)
         else:
             jobs[name] = functools.partial(write_state, self._host.copy(state), target)
 
@@ -245,10 +253,14 @@ class CheckpointStore:
             sync_folder(folder)
             before_commit()
             temporary.rename(folder / catalog.MANIFEST)
-            sync_folder(folder)
-            sync_folder(self._folder)
 
-        return _attempt(commit)
+        if problem := _attempt(commit):
+            return problem
+        # From here on it is committed, and nobody may say otherwise.
+        for path in (folder, self._folder):
+            if problem := _attempt(functools.partial(sync_folder, path)):
+                _log.warning("%s is committed, but syncing %s failed: %s", manifest.checkpoint.name, path, problem)
+        return None
 
     def _check_fits(self, manifest: Manifest) -> None:
         """Refuse a checkpoint of something else, with what it is and what there is."""

@@ -62,7 +62,7 @@ def convert(folder: Path, manifest: Manifest, limit_s: float = 1800.0) -> Path:
         raise ValueError(f"checkpoint {name} was saved with ZeRO 0, which any number of ranks loads as it is")
     result = universal_path(folder, name)
     try:
-        discard_drafts(folder)
+        catalog.discard_conversion_drafts(folder)
         if find_universal_damage(folder, name) is None:
             return result
         catalog.empty_trash(folder)
@@ -143,12 +143,6 @@ def load_universal(engine: Any, folder: Path, name: str) -> None:
     _load_the_rest(engine, place / STATE)
 
 
-def discard_drafts(folder: Path) -> None:
-    """Delete what conversions left behind that were killed."""
-    for path in folder.glob(".universal.*.draft.*"):
-        shutil.rmtree(path, ignore_errors=True)  # somebody who is cut off may still write there; then the next time
-
-
 class _ConverterError(Exception):
     """DeepSpeed's converter failed; the message is the last line that it wrote."""
 
@@ -156,7 +150,7 @@ class _ConverterError(Exception):
 @contextlib.contextmanager
 def _draft(folder: Path, name: str) -> Iterator[Path]:
     # Under a new name each time: a converter that outlived its job must not write into its successor's draft.
-    path = Path(tempfile.mkdtemp(prefix=f"{universal_path(folder, name).name}.draft.", dir=folder))
+    path = Path(tempfile.mkdtemp(prefix=f"{universal_path(folder, name).name}{catalog.DRAFT}", dir=folder))
     try:
         yield path
     finally:

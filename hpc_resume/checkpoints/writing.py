@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import torch
 import xxhash
 
 from hpc_resume.checkpoints.catalog import FileEntry
+from hpc_resume.errors import ConfigError
 
 _CHUNK = 8 << 20
 _crc_lock = threading.Lock()
@@ -39,8 +42,9 @@ class _DigestingFile:
     def flush(self) -> None:
         """Nothing is held back here; torch asks for it."""
 
-    def finish(self) -> FileEntry:
-        os.fsync(self._file.fileno())
+    def finish(self, *, sync: bool) -> FileEntry:
+        if sync:
+            os.fsync(self._file.fileno())
         return FileEntry(size=self._size, digest=self._digest.hexdigest())
 
     def close(self) -> None:
@@ -56,8 +60,8 @@ def _digesting(path: Path) -> Iterator[_DigestingFile]:
         file.close()
 
 
-def write_state(state: Any, path: Path) -> FileEntry:
-    """Write state as `torch.save` does, and make it durable; `torch.load` reads it.
+def write_state(state: Any, path: Path, *, sync: bool = True) -> FileEntry:
+    """Write state as `torch.save` does, and with `sync` make it durable; `torch.load` reads it.
 
     Raises:
         OSError: the disk refused.
@@ -74,20 +78,23 @@ def write_state(state: Any, path: Path) -> FileEntry:
             raise error.__cause__ or error.__context__ or error from None
         finally:
             torch.serialization.set_crc32_options(before)
-        return file.finish()
+        return file.finish(sync=sync)
 
 
-def copy_file(source: Path, target: Path) -> FileEntry:
-    """Copy a file, and make the copy durable.
+def copy_file(source: Path, expected: FileEntry, target: Path) -> FileEntry:
+    """Copy a file that was just written, and make the copy durable.
 
     Raises:
-        OSError: a disk refused.
+        OSError: a disk refused, or did not give back what was written.
     """
     with source.open("rb", buffering=0) as reader, _digesting(target) as file:
         buffer = memoryview(bytearray(_CHUNK))
         while count := reader.readinto(buffer):
             file.write(buffer[:count])
-        return file.finish()
+        found = file.finish(sync=True)
+    if found != expected:
+        raise OSError(f"{source} is not what was written there ({found}, not {expected})")
+    return found
 
 
 class Writing:
@@ -120,30 +127,43 @@ class Writing:
             self._problem = f"{type(error).__name__}: {error}"
         finally:
             self._jobs.clear()
-            self._cleanup()
+            with contextlib.suppress(OSError):
+                self._cleanup()
 
 
 class Staging:
     """A folder on a disk of this node, where one rank's files wait to be copied to where all nodes see them."""
 
-    def __init__(self, parent: str, run: Path, rank: int) -> None:
-        """Make this rank's own folder under `parent`, whose variables are filled in, and empty it.
+    def __init__(self, parent: str, run: Path, attempt: int, rank: int) -> None:
+        """Make a folder for this rank of this attempt under `parent`, whose variables are filled in.
 
-        What a killed attempt of the same run left behind there goes.
+        What killed attempts of the same run left behind there goes.
 
         Raises:
-            OSError: that disk refused.
+            ConfigError: it can't be made, or is not on a disk of this node for all we know.
         """
-        key = xxhash.xxh3_64_hexdigest(str(run).encode())
-        self.folder = Path(os.path.expandvars(parent)) / f"hpc_resume-{key}-rank-{rank:04d}"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, mode=0o700)
+        where = os.path.expandvars(parent)
+        if "$" in where or not where.startswith("/"):
+            raise ConfigError(
+                f"checkpoints.staging_dir is {parent}, which is {where} on node {socket.gethostname()}; set the "
+                "variable there, or write an absolute path"
+            )
+        run_key = xxhash.xxh3_64_hexdigest(str(run).encode())
+        for old in Path(where).glob(f"hpc_resume-{run_key}-*-rank-{rank:04d}"):
+            shutil.rmtree(old, ignore_errors=True)
+        # Its own name for each attempt: one that is cut off must not put its files in place of these.
+        self.folder = Path(where) / f"hpc_resume-{run_key}-attempt-{attempt:04d}-rank-{rank:04d}"
+        try:
+            self.folder.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"checkpoints.staging_dir: can't make {self.folder} on node {socket.gethostname()} ({error.strerror})"
+            ) from error
 
-    def put(self, state: Any, name: str) -> Path:
-        """Write state there, only for now: neither synced nor digested."""
+    def put(self, state: Any, name: str) -> tuple[Path, FileEntry]:
+        """Write state there, only for now: not synced. Return where, and what was written."""
         path = self.folder / name
-        torch.save(state, path)
-        return path
+        return path, write_state(state, path, sync=False)
 
     def empty(self) -> None:
         """Delete what is there."""

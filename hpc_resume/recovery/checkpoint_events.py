@@ -70,7 +70,10 @@ class CheckpointDeleted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConverted:
-    """A checkpoint of `before` ranks was made loadable for `now` ranks: what follows is continuous, not exact."""
+    """A checkpoint of `before` ranks was loaded by `now` ranks: what follows is continuous, not exact.
+
+    With ZeRO 1 to 3 it was converted for that, once.
+    """
 
     attempt: int
     name: str

@@ -7,6 +7,9 @@ from hpc_resume.recovery.decisions import Action, Budget, Decision, Plan, StopOu
 from hpc_resume.recovery.history import History
 from hpc_resume.recovery.policy import Policy
 
+KILLED_FOR_MEMORY = "killed for its memory"
+"""The fingerprint of a rank that the cluster killed for the host memory that it took."""
+
 Trigger = (
     ev.AttemptEnded
     | ev.LossIncident
@@ -92,8 +95,9 @@ def _crashed(policy: Policy, history: History, event: ev.AttemptEnded) -> Decisi
     avoid: tuple[str, ...] = ()
     if event.cause != "hang" and _is_repeated(history):
         if event.cause == "out_of_memory":
-            reason = f"out of memory twice at the same place: {event.message}; use smaller micro batches or more ranks"
-            return _stop(history, "out of memory", reason, "failed")
+            return _stop(
+                history, "out of memory", f"{event.message}, twice at the same place; {_advice(event)}", "failed"
+            )
         (_, node, _), (_, other, step) = history.crashes[-2:]
         if node != other or not event.avoidable:
             where = f"on {node} and on {other}" if node != other else "and no other node can be had"
@@ -109,6 +113,15 @@ def _crashed(policy: Policy, history: History, event: ev.AttemptEnded) -> Decisi
         spend=("crash", policy.crash_budget),
         avoid=avoid,
     )
+
+
+def _advice(event: ev.AttemptEnded) -> str:
+    if event.fingerprint == KILLED_FOR_MEMORY or event.fingerprint.startswith("MemoryError"):
+        return (
+            "that is memory of the host: ask for more of it, or save without a copy in it (checkpoints.mode: sync, "
+            "or a checkpoints.staging_dir)"
+        )
+    return "use smaller micro batches or more ranks"
 
 
 def _is_repeated(history: History) -> bool:
@@ -238,9 +251,22 @@ def _why_nothing_is_left(history: History) -> str:
     reasons = []
     if history.rejected:
         reasons.append(f"{', '.join(history.rejected)} can't be loaded")
-    if history.deleted:
-        reasons.append(f"{len(history.deleted)} older ones were deleted")
+    if deleted := _deleted_ways_back(history):
+        reasons.append(f"{len(deleted)} older ones were deleted")
     return "; ".join(reasons)
+
+
+def _deleted_ways_back(history: History) -> frozenset[str]:
+    """Return what was deleted and might have been gone back to, which what had been set aside might not."""
+    return history.deleted - history.set_aside.keys()
+
+
+def _sparing_the_last(history: History, suspect_after: int | None) -> int | None:
+    """Move a limit up so far that it leaves a checkpoint, where older ones were deleted: a person may go on from it."""
+    steps = [checkpoint.step for checkpoint in history.lineage]
+    if suspect_after is None or not steps or steps[0] <= suspect_after or not _deleted_ways_back(history):
+        return suspect_after
+    return steps[0]
 
 
 def _spent(
@@ -268,5 +294,5 @@ def _stop(
         outcome=outcome,
         budget=budget,
         used=used,
-        suspect_after=suspect_after,
+        suspect_after=_sparing_the_last(history, suspect_after),
     )

@@ -295,6 +295,9 @@ def _decided(history: History, decision: Decision) -> History:
         after = decision.suspect_after
         return history if after is None else _cut(history, after, "suspect")
     reason = "suspect" if decision.rule == "loss incident" else "of an abandoned branch"
+    if decision.rule == "rehearsal":
+        # A drill changes nothing: no budget, and no measure of progress.
+        return history
     progress = plan.step > history.high_water_step or decision.rule == "resubmitted"
     used = {} if progress else dict(history.used)
     if decision.budget is not None:

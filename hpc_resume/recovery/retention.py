@@ -85,9 +85,11 @@ def in_use(history: History) -> frozenset[str]:
 
 
 def spent_conversions(history: History) -> tuple[str, ...]:
-    """Return the checkpoints whose converted copies nobody needs: they can be made again, so that is not recorded."""
-    used = in_use(history)
-    return tuple(dict.fromkeys(c.name for c in history.conversions if c.name not in used))
+    """Return the checkpoints whose converted copies nobody needs after a commit, which any later load prefers.
+
+    They can be made again, so that is not recorded.
+    """
+    return () if history.pending is not None else tuple(dict.fromkeys(c.name for c in history.conversions))
 
 
 def foot_of_the_ladder(history: History, keep: Retention) -> int | None:

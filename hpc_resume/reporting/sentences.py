@@ -71,8 +71,8 @@ def _of_checkpoint(event: ev.Event) -> str | None:
             return f"set checkpoint {event.name} aside ({event.reason})"
         case ev.CheckpointConverted():
             return (
-                f"converted checkpoint {event.name} of {event.before} ranks for {event.now}: what follows is "
-                "continuous, but not the same to the last bit"
+                f"loaded checkpoint {event.name} of {event.before} ranks with {event.now}: what follows is continuous, "
+                "but not the same to the last bit"
             )
         case ev.IntervalChosen():
             return f"saves {event.message}"

@@ -59,6 +59,12 @@ class Agreement:
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value on every rank."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         dist.barrier(group=self.group)

@@ -60,7 +60,8 @@ class SaveInterval:
         """Record on all ranks what rank 0 chooses, if that is news; after each resume and each commit."""
         if self._fixed_steps is not None:
             return
-        chosen = agreement.from_rank_0(self.choose(recorder.history, recorder.attempt))
+        choice = self.choose(recorder.history, recorder.attempt) if agreement.rank == 0 else None
+        chosen = agreement.from_rank_0(choice)
         if chosen is not None:
             recorder.record(chosen)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -59,6 +61,7 @@ class Recorder:
             path = folder.samples(attempt, agreement.rank)
             self._samples = MetricsWriter(path, config.supervisor.heartbeat_s)
         self._trace = StateTrace(folder.trace(attempt, agreement.rank), engine, config.training.record_state)
+        self._saving = 0
         self._expected: dict[int, float] = {}
         self.healthy_steps = 0
         self._uncertified: deque[tuple[str, int]] = deque()
@@ -146,10 +149,23 @@ class Recorder:
             name, _ = self._uncertified.popleft()
             self.record(ev.CheckpointCertified(name=name, step=step))
 
-    def phase(self, name: str | None) -> None:
-        """Announce what may take long, or, with None, that it is over."""
+    def phase(self, name: str) -> None:
+        """Announce something that may take long, until the next step says that it is over."""
         if self._metrics is not None:
             self._metrics.phase(name)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Announce a save, and its end; inside another one, that one's end counts."""
+        self._saving += 1
+        if self._saving == 1:
+            self.phase("save")
+        try:
+            yield
+        finally:
+            self._saving -= 1
+            if self._saving == 0 and self._metrics is not None:
+                self._metrics.phase(None)
 
     def is_replaced(self, *, if_unsure: bool = False) -> bool:
         """Tell whether a newer supervisor owns the run; only a courtesy, see `journal.claims`."""

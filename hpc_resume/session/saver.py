@@ -22,6 +22,8 @@ from hpc_resume.recovery.retention import Retention, expendable, spent_conversio
 from hpc_resume.session.agreement import Agreement
 from hpc_resume.session.recorder import Recorder
 
+_EMPTYING_S = 5.0
+
 
 @dataclass
 class _Save:
@@ -65,15 +67,15 @@ class Saver:
         self._phase_limit_s = config.supervisor.phase_limit_s
         self._retention = retention_of(config)
         self._emptying: threading.Thread | None = None
-        where = config.checkpoints.staging_dir
-        self._staging = Staging(where, folder.path, agreement.rank) if where else None
+        self._staging = self._stage(folder, config.checkpoints.staging_dir)
         self._store = CheckpointStore(self._folder, engine, agreement.group, staging=self._staging)
         self._engine_facts = self._store.describe()
         self._save: _Save | None = None
         self.newest: ev.CheckpointCommitted | None = None
         if agreement.rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._save_number = agreement.from_rank_0(catalog.next_save_number(self._folder, recorder.history.known))
+        number = catalog.next_save_number(self._folder, recorder.history.known) if agreement.rank == 0 else 0
+        self._save_number = agreement.from_rank_0(number)
 
     @property
     def is_under_way(self) -> bool:
@@ -102,9 +104,6 @@ class Saver:
             RunBusyError: on all ranks, if a newer supervisor owns the run.
         """
         recorder = self._recorder
-        recorder.phase("save")
-        self._leave_if_replaced()
-        began = time.monotonic()
         checkpoint = ev.Checkpoint(
             name=catalog.checkpoint_name(step, self._save_number),
             step=step,
@@ -114,9 +113,11 @@ class Saver:
             parent=recorder.history.lineage[-1].name if recorder.history.lineage else None,
         )
         self._save_number += 1
-        pending = self._store.begin(self._manifest(checkpoint, segments), state, background=background)
-        self._save = _Save(pending, before_commit, began, time.monotonic() - began, recorder.healthy_steps)
-        recorder.phase(None)
+        with recorder.saving():
+            self._leave_if_replaced()
+            began = time.monotonic()
+            pending = self._store.begin(self._manifest(checkpoint, segments), state, background=background)
+            self._save = _Save(pending, before_commit, began, time.monotonic() - began, recorder.healthy_steps)
 
     def finish(self) -> ev.SaveFailed | None:
         """Commit the save that is under way, and record it; wait for what is still being written.
@@ -128,8 +129,11 @@ class Saver:
         """
         assert self._save is not None
         save, self._save = self._save, None
+        with self._recorder.saving():
+            return self._finish(save)
+
+    def _finish(self, save: _Save) -> ev.SaveFailed | None:
         recorder, checkpoint = self._recorder, save.pending.manifest.checkpoint
-        recorder.phase("save")
         waits = time.monotonic()
 
         def check() -> None:
@@ -140,7 +144,6 @@ class Saver:
         try:
             self._store.finish(save.pending, check)
         except SaveError as error:
-            recorder.phase(None)
             self._leave_if_replaced()
             # What it wrote may be what filled the disk.
             if self._agreement.rank == 0:
@@ -156,7 +159,6 @@ class Saver:
         )
         recorder.committed(self.newest, save.healthy_steps)
         self._delete_expendable()
-        recorder.phase(None)
         return None
 
     def load(self, name: str, segments: tuple[Segment, ...]) -> Loaded:
@@ -207,9 +209,10 @@ class Saver:
         self._recorder.record(ev.CheckpointQuarantined(name=name, reason=f"rejected: {reason}"))
 
     def close(self) -> None:
-        """Finish what is being deleted, and leave nothing on this node."""
+        """Leave nothing on this node, and as little as possible in the trash."""
         if self._emptying is not None:
-            self._emptying.join()
+            # What is left after that the next claim removes; nobody should wait for it, least of all in a grace time.
+            self._emptying.join(timeout=_EMPTYING_S)
         if self._staging is not None and self._save is None:
             self._staging.remove()
 
@@ -222,15 +225,29 @@ class Saver:
             recorder.record(ev.CheckpointDeleted(name=one.name, reason=one.reason))
         if self._agreement.rank != 0 or not (spent or doomed) or recorder.is_replaced(if_unsure=True):
             return
-        # What is recorded and can't be done now is done by the next claim.
-        with contextlib.suppress(OSError):
-            for name in spent:
+        for name in spent:
+            with contextlib.suppress(OSError):
                 catalog.put_conversion_in_trash(self._folder, name)
-            for one in doomed:
+        for one in doomed:
+            with contextlib.suppress(OSError):  # what is recorded and can't be done now is done by the next claim
                 catalog.put_in_trash(self._folder, one.name)
         if self._emptying is None or not self._emptying.is_alive():
             self._emptying = threading.Thread(target=catalog.empty_trash, args=(self._folder,), daemon=True)
             self._emptying.start()
+
+    def _stage(self, folder: RunFolder, parent: str | None) -> Staging | None:
+        """Make this rank's staging folder, on all ranks or on none."""
+        if parent is None:
+            return None
+        staging, problem = None, None
+        try:
+            staging = Staging(parent, folder.path, self._recorder.attempt, self._agreement.rank)
+        except ConfigError as error:
+            problem = error
+        for found in self._agreement.gather(problem):
+            if found is not None:
+                raise found
+        return staging
 
     def _leave_if_replaced(self) -> None:
         if self._agreement.from_rank_0(self._recorder.is_replaced()):

@@ -307,24 +307,25 @@ class Session:
 
     def _save(self, *, background: bool) -> None:
         """Save where training stands; a save that is still under way comes first."""
-        if self._saver.is_under_way:
-            self._finish_save()
-        if self._decision is not None or self._saved_step == self.completed_steps:
-            return
-        self._recorder.sync()
-        own = self._rank_state.capture(self.completed_steps, self.position, self._monitor)
-        self._interval.begun(self.completed_steps)
-        self._saver.begin(
-            self.completed_steps,
-            self.position,
-            self._order.segments,
-            own,
-            self._faults.before_commit,
-            background=background,
-        )
-        self._saved_step = self.completed_steps
-        if not background:
-            self._finish_save()
+        # As one: who waits for these ranks to leave must not take a moment between two saves for silence.
+        with self._recorder.saving():
+            if self._saver.is_under_way:
+                self._finish_save()
+            if self._decision is not None or self._saved_step == self.completed_steps:
+                return
+            self._recorder.sync()
+            self._interval.begun(self.completed_steps)
+            self._saver.begin(
+                self.completed_steps,
+                self.position,
+                self._order.segments,
+                self._rank_state.capture(self.completed_steps, self.position, self._monitor),
+                self._faults.before_commit,
+                background=background,
+            )
+            self._saved_step = self.completed_steps
+            if not background:
+                self._finish_save()
 
     def _finish_save(self) -> None:
         self._all_written = False

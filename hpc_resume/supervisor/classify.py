@@ -11,6 +11,7 @@ from hpc_resume.cluster.reports import RankReport
 from hpc_resume.errors import MismatchError
 from hpc_resume.recovery import Decision, History
 from hpc_resume.recovery import events as ev
+from hpc_resume.recovery.decide import KILLED_FOR_MEMORY
 
 Request = Literal["terminated", "deadline", "preempted", "cancelled"]
 
@@ -94,7 +95,7 @@ def _from_inside(culprit: RankReport, watched: Watched, *, ever_resumed: bool) -
     """Return cause, message and fingerprint of what the first rank to fail left."""
     if culprit.state == "started":
         if watched.out_of_memory:
-            return "out_of_memory", "the cluster killed a rank for the memory that it took", "killed for its memory"
+            return "out_of_memory", "the cluster killed a rank for the memory that it took", KILLED_FOR_MEMORY
         where = f" on {culprit.host}" if culprit.host else ""
         return "crash", f"rank {culprit.rank}{where} was killed (exit code {watched.exit_code})", "killed"
     # Only before the first step: what worked once, and fails weeks later, is rarely the user's mistake. But a

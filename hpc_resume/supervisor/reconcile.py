@@ -32,7 +32,9 @@ def adopt_checkpoints(folder: RunFolder, history: History, record: Record) -> Hi
             continue
         except MismatchError as error:
             # Another version's, perhaps a newer one that was tried: not damage, and not ours to use.
-            history = record(ev.Disagreement(message=f"{error}; it is left alone"))
+            message = f"{error}; it is left alone"
+            if message not in history.disagreements:
+                history = record(ev.Disagreement(message=message))
             continue
         if history.is_void(name, manifest.claim):
             # A zombie's: it committed when somebody else owned the run already.

@@ -12,6 +12,7 @@ import torch
 
 from hpc_resume.checkpoints.catalog import digest_file
 from hpc_resume.checkpoints.writing import Staging, Writing, copy_file, write_state
+from hpc_resume.errors import ConfigError
 
 STATE = {"weights": torch.arange(1000.0), "step": 3, "names": ["a", "b"]}
 
@@ -55,7 +56,11 @@ def test_a_disk_that_refuses_is_an_oserror_not_one_of_the_zip_writer(tmp_path: P
 def test_a_copy_has_the_digest_of_the_original(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(range(256)) * 100_000)
-    assert copy_file(source, tmp_path / "copy") == digest_file(source) == digest_file(tmp_path / "copy")
+    whole = digest_file(source)
+    assert copy_file(source, whole, tmp_path / "copy") == whole == digest_file(tmp_path / "copy")
+    source.write_bytes(bytes(100))
+    with pytest.raises(OSError, match="is not what was written there"):
+        copy_file(source, whole, tmp_path / "changed")
 
 
 def test_writing_goes_on_beside_and_says_when_it_is_done(tmp_path: Path) -> None:
@@ -90,16 +95,34 @@ def test_a_staging_folder_belongs_to_one_rank_of_one_run_and_loses_what_a_killed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRATCH_OF_JOB", str(tmp_path))
-    first = Staging("$SCRATCH_OF_JOB/fast", tmp_path / "run-0000", 0)
-    other = Staging("$SCRATCH_OF_JOB/fast", tmp_path / "run-0000", 1)
-    path = first.put(STATE, "state.pt")
+    first = Staging("$SCRATCH_OF_JOB/fast", tmp_path / "run-0000", 1, 0)
+    other = Staging("$SCRATCH_OF_JOB/fast", tmp_path / "run-0000", 1, 1)
+    path, entry = first.put(STATE, "state.pt")
     other.put(STATE, "state.pt")
     assert path.parent.parent == tmp_path / "fast"
-    again = Staging("$SCRATCH_OF_JOB/fast", tmp_path / "run-0000", 0)
-    assert again.folder == first.folder
-    assert list(again.folder.iterdir()) == []
+    assert entry == digest_file(path)
+    again = Staging("$SCRATCH_OF_JOB/fast", tmp_path / "run-0000", 2, 0)
+    assert again.folder != first.folder
+    assert not first.folder.exists()
     assert [p.name for p in other.folder.iterdir()] == ["state.pt"]
     other.empty()
     assert list(other.folder.iterdir()) == []
     other.remove()
-    assert list((tmp_path / "fast").iterdir()) == [first.folder]
+    assert list((tmp_path / "fast").iterdir()) == [again.folder]
+
+
+@pytest.mark.parametrize("where", ["$NOT_SET_ANYWHERE/fast", "$RELATIVE/fast"])
+def test_a_staging_folder_that_is_not_where_it_was_meant_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RELATIVE", "here")
+    with pytest.raises(ConfigError, match=r"checkpoints\.staging_dir is \$"):
+        Staging(where, tmp_path / "run-0000", 1, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_staging_folder_that_cannot_be_made_is_the_users_matter(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can't make"):
+        Staging(str(tmp_path / "file"), tmp_path / "run-0000", 1, 0)

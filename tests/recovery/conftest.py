@@ -183,6 +183,9 @@ class Story:
                 self.happens(ev.SaveFailed(attempt=self.attempt, step=1, message="disk quota exceeded"))
             elif what == "deleted":
                 self.record(ev.CheckpointDeleted(name=self.history.lineage[0].name, reason="nothing needs it"))
+            elif what == "forgotten":
+                oldest = next(name for name in self.history.set_aside if name not in self.history.deleted)
+                self.record(ev.CheckpointDeleted(name=oldest, reason="set aside"))
             elif what == "rehearse":
                 self.happens(ev.FaultInjected(attempt=self.attempt, index=0, fault="reload", step=int(detail)))
             elif what == "cancel":

@@ -73,6 +73,14 @@ RESUME_POINTS = {
         "10+ 20+ 30+ deleted loss@14",
         "stop failed: no checkpoint left",
     ),
+    "what was set aside was no way back, deleted or not": (
+        "10+ 20+ loss@3 forgotten loss@3",
+        "requeue to 0: loss incident",
+    ),
+    "a stop spares the last way back where older ones were deleted": (
+        "10+ 20+ 30+ deleted loss@14 resubmit",
+        "launch to 20: resubmitted",
+    ),
     "a rejected certified one too": ("10+ 20+ reject loss@33", "requeue to 10: loss incident"),
 }
 
@@ -344,6 +352,30 @@ def test_a_resubmission_brings_full_budgets(story: str, again: str, told: Told) 
 
 def test_a_finished_run_that_is_sent_again_is_still_finished(told: Told, in_short: Callable[[Decision], str]) -> None:
     assert in_short(told("10 finish resubmit").last) == "stop finished: finished"
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "advice"),
+    [
+        ("OutOfMemoryError model.py:forward", "smaller micro batches"),
+        ("killed for its memory", "checkpoints.mode: sync"),
+        ("MemoryError snapshot.py:copy", "checkpoints.mode: sync"),
+    ],
+)
+def test_the_advice_is_about_the_memory_that_was_short(
+    fingerprint: str, advice: str, new_story: Callable[[], Any]
+) -> None:
+    story = new_story().begin()
+    for _ in range(2):
+        story.happens(story.ended("out_of_memory", fingerprint))
+    assert story.last.rule == "out of memory"
+    assert advice in story.last.reason
+
+
+def test_a_drill_changes_neither_budgets_nor_the_measure_of_progress(told: Told) -> None:
+    before, after = told("10 crash:A 20").history, told("10 crash:A 20 rehearse@25").history
+    assert (before.used, before.high_water_step) == (after.used, after.high_water_step)
+    assert after.pending is None
 
 
 def test_a_run_with_saved_state_never_starts_from_scratch_by_itself(told: Told) -> None:

@@ -140,11 +140,11 @@ def test_what_was_never_recorded_as_committed_is_not_touched(told: Told) -> None
     assert deleted_steps(story, keeping(quarantined=0)) == []
 
 
-def test_a_converted_copy_is_needed_only_while_its_checkpoint_is_the_one_that_was_loaded(told: Told) -> None:
+def test_a_converted_copy_is_needed_until_the_next_commit_and_named_once(told: Told) -> None:
     story = told("10+ 20+ crash:A", PATIENT)
     for name in (*story.on_disk, story.on_disk[0]):
         story.record(ev.CheckpointConverted(attempt=1, name=name, before=4, now=2))
-    assert spent_conversions(story.history) == (story.on_disk[0],)
+    assert spent_conversions(story.history) == tuple(story.on_disk)
 
 
 def test_an_anomaly_that_passed_lets_the_ladder_reach_further_back(told: Told) -> None:

@@ -102,10 +102,10 @@ def announce(marks: Marks, rank: int) -> None:
         return renamed
 
     def marked_write(write: Callable[..., Any]) -> Callable[..., Any]:
-        def marked(*arguments: Any) -> Any:
+        def marked(*arguments: Any, **options: Any) -> Any:
             marks.writes(rank, now=True)
             try:
-                return write(*arguments)
+                return write(*arguments, **options)
             finally:
                 marks.writes(rank, now=False)
 
