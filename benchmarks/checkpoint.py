@@ -38,6 +38,7 @@ BOUNDS = {
     "verify / load": 0.3,
 }
 SHAPES = {
+    1: {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 8192},  # to try it out
     50: {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 13, "vocab_size": 8192},
     200: {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 14, "vocab_size": 8192},
 }

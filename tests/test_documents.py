@@ -37,6 +37,8 @@ NOT_RUN_HERE = {
     "python -m hpc_resume resubmit runs/quickstart": "tests/cli/test_verbs.py",
     "python -m hpc_resume cancel runs/quickstart": "tests/cli/test_verbs.py",
     "python -m hpc_resume run configs/quickstart.yaml": "tests/cli/test_verbs.py",
+    "python benchmarks/checkpoint.py --folder DIR": "tests/test_benchmarks.py",
+    "python benchmarks/data_position.py": "tests/test_benchmarks.py",
     "python -m hpc_resume export runs/quickstart": "tests/end_to_end/test_result.py",
     "python -m hpc_resume export runs/quickstart --step 200": "tests/cli/test_export.py",
     "python -m hpc_resume status my_run.yaml": "tests/cli/test_verbs.py",
