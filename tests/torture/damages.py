@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ _OWN = ("rank-0000.pt", "rank-0001.pt")
 _OPTIMIZER = ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt")
 FILES = {1: (_WEIGHTS, *_OPTIMIZER, *_OWN), 3: (_MODEL_0, _MODEL_1, *_OPTIMIZER, *_OWN)}
 """What ZeRO 1 and 3 write on two ranks."""
+SCHEMA = catalog.SCHEMA
+STRANGER = 12345
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Case:
     """The step that training must go on from; 0 if it must stop."""
     says: str = ""
     """What must be said of it."""
+    damaged: bool = True
+    """Whether it is damage; else the checkpoint is whole, but of something else."""
     recorded: bool = True
     """Whether the newest commit is in the journal."""
 
@@ -126,6 +130,39 @@ def all_cases() -> list[Case]:
     return [*flipped, *spoiled, *manifest, *beside, *many, *unrecorded]
 
 
+def all_strangers() -> list[Case]:
+    """Return what is no damage, and can't be loaded all the same; with what must be said, both values in it."""
+    here = "here it is"
+    cases = {
+        "another model's": f"its model is one of 5 parameters (feed), {here} one of ",
+        "another stage's": f"its ZeRO stage is 3, {here} 1",
+        "another precision's": f"its precision is bf16, {here} fp32",
+        "an older version's": f"has schema 1 (saved by hpc_resume 0.0.1); this version reads schema {SCHEMA}",
+        "somebody else's": f"belongs to user id {STRANGER}, not to you",
+    }
+    return [Case(kind=kind, file=catalog.MANIFEST, resumes=0, says=says, damaged=False) for kind, says in cases.items()]
+
+
+def disown(folder: Path, case: Case, name: str) -> None:
+    """Make the newest checkpoint one of something else."""
+    path = folder / name / catalog.MANIFEST
+    if case.kind == "somebody else's":
+        os.chown(folder / name, STRANGER, -1)
+        return
+    manifest = catalog.read_manifest(folder, name)
+    changes = {
+        "another model's": {"model": "feed", "parameters": 5},
+        "another stage's": {"zero_stage": 3},
+        "another precision's": {"precision": "bf16"},
+    }
+    text = replace(manifest, **changes.get(case.kind, {})).to_json()  # type: ignore[arg-type]
+    if case.kind == "an older version's":
+        old = {**json.loads(text), "schema": 1, "versions": {"hpc_resume": "0.0.1"}}
+        del old["digest"]
+        text = json.dumps(old)
+    path.write_text(text, encoding="utf-8")
+
+
 def damage(folder: Path, case: Case, names: list[str], dice: random.Random) -> None:
     """Do it to the newest checkpoints in a folder."""
     if case.file == "latest":
@@ -185,7 +222,10 @@ def try_case(original: RunFolder, parent: Path, case: Case, dice: random.Random)
     shutil.copytree(original.submission.path, parent)
     run = RunFolder(parent / original.path.name)
     names = catalog.list_committed(run.checkpoints)
-    damage(run.checkpoints, case, names, dice)
+    if case.damaged:
+        damage(run.checkpoints, case, names, dice)
+    else:
+        disown(run.checkpoints, case, names[-1])
     if not case.recorded:
         forget_newest_commit(run)
     config, marks = small_config("original", stage=case.stage), Marks()
@@ -229,7 +269,8 @@ def main() -> None:
         (parent / str(stage)).mkdir()
         originals[stage] = make_original(parent / str(stage), stage)
     found: dict[str, Any] = {}
-    for number, case in enumerate(all_cases()):
+    strangers = all_strangers() if os.getuid() == 0 else all_strangers()[:-1]  # only root can give a folder away
+    for number, case in enumerate([*all_cases(), *strangers]):
         place = parent / f"case-{number}"
         try:
             found[str(case)] = asdict(try_case(originals[case.stage], place, case, random.Random(number)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torture.damages import Case, Found, all_cases
+from torture.damages import Case, Found, all_cases, all_strangers
 
 from hpc_resume.checkpoints import catalog
 from hpc_resume.checkpoints.catalog import FileEntry, Manifest
@@ -46,6 +47,21 @@ def test_the_newest_intact_checkpoint_is_used_and_the_damage_is_named(
         assert (seen.exit_code, seen.resumed) == (EXIT_FAILED, None)
         assert seen.rule == "no checkpoint left"
         assert all(name in seen.reason for name in damaged)
+
+
+@pytest.mark.parametrize("case", all_strangers(), ids=str)
+def test_what_is_of_something_else_is_named_and_neither_loaded_nor_touched(
+    found: dict[str, Found | str], case: Case
+) -> None:
+    if case.kind == "somebody else's" and os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    seen = found[str(case)]
+    assert isinstance(seen, Found), seen
+    # Not an older one either: it would be a silent step back.
+    assert (seen.exit_code, seen.resumed, seen.rule) == (EXIT_FAILED, None, "input")
+    assert case.says in seen.reason
+    assert "\n" not in seen.reason
+    assert (seen.rejected, seen.aside, seen.touched) == ([], [], [])
 
 
 def test_any_single_bit_of_a_manifest_that_flips_is_noticed_and_taken_for_damage() -> None:
