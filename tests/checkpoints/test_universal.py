@@ -54,9 +54,9 @@ def run_legs(folder: Path, stage: int, precision: str, sizes: str, model: str = 
 @pytest.mark.parametrize(
     ("stage", "precision", "sizes"),
     [
-        pytest.param(0, "bf16", "4,2,3", id="ZeRO 0, bf16", marks=pytest.mark.slow),
+        pytest.param(0, "bf16", "4,2,3", id="ZeRO 0, bf16", marks=pytest.mark.full),
         pytest.param(1, "fp32", "4,2,3,4", id="ZeRO 1, fp32", marks=pytest.mark.slow),
-        pytest.param(2, "bf16", "4,1,3", id="ZeRO 2, bf16, one rank in between", marks=pytest.mark.slow),
+        pytest.param(2, "bf16", "4,1,3", id="ZeRO 2, bf16, one rank in between", marks=pytest.mark.full),
         pytest.param(3, "bf16", "4,2,3,4", id="ZeRO 3, bf16", marks=pytest.mark.slow),
         pytest.param(0, "fp32", "4,2,3", id="ZeRO 0, fp32", marks=pytest.mark.full),
         pytest.param(1, "bf16", "2,4", id="ZeRO 1, bf16", marks=pytest.mark.full),
