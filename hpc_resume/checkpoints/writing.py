@@ -145,8 +145,8 @@ class Staging:
         where = os.path.expandvars(parent)
         if "$" in where or not where.startswith("/"):
             raise ConfigError(
-                f"checkpoints.staging_dir is {parent}, which is {where} on node {socket.gethostname()}; set the "
-                "variable there, or write an absolute path"
+                f"checkpoints.staging_dir is {parent}, which gives no absolute path on node {socket.gethostname()} "
+                f"({where}); set the variable there, or write another path"
             )
         run_key = xxhash.xxh3_64_hexdigest(str(run).encode())
         for old in Path(where).glob(f"hpc_resume-{run_key}-*-rank-{rank:04d}"):

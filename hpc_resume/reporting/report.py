@@ -114,14 +114,17 @@ def _costs(journal: Journal, history: History, curves: list[Curve]) -> dict[str,
     lost = sum(len(curve.rows) for curve in curves if curve.abandoned)
     seconds = sum(row["step_s"] for row in rows)
     lost_seconds = sum(row["step_s"] for curve in curves if curve.abandoned for row in curve.rows)
-    saves = [r.event.seconds for r in journal.records if isinstance(r.event, ev.CheckpointCommitted)]
+    saves = [r.event for r in journal.records if isinstance(r.event, ev.CheckpointCommitted)]
+    # Journals from before saves went on beside the training know only one number.
+    waited = sum(save.blocked_s or save.seconds for save in saves)
     total = journal.records[-1].time - journal.records[0].time if journal.records else 0.0
     restarts = max(0, len(history.attempts) - 1)
     return {
         "steps trained": f"{len(rows)}, {lost or 'none'} of them given up and trained again",
         "time": f"{total:.0f} s in all; {seconds:.0f} s in steps, {lost_seconds:.0f} s of them given up",
         "restarts": str(restarts),
-        "saves": f"{len(saves)}, {sum(saves):.1f} s in all",
+        "saves": f"{len(saves)}, for which training waited {waited:.1f} s",
+        "deleted by rule": f"{len(history.deleted)} checkpoints; {len(history.lineage)} are there to go on from",
     }
 
 

@@ -141,6 +141,15 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_left_behind(
     assert sorted(run.path.rglob("*")) == before
 
 
+def test_a_checkpoint_that_others_can_write_to_is_not_loaded_for_an_export_either(
+    run: RunFolder, export: Export
+) -> None:
+    (run.checkpoints / NAME).chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written to by others"):
+        export(force=True)
+    assert not (run.path / "out").exists()
+
+
 def test_weights_of_other_sizes_than_the_config_says_are_refused(export: Export) -> None:
     with pytest.raises(
         MismatchError, match=r"not of this model: model.layers.0.mlp.gate_proj.weight is \(64, 32\) there"
