@@ -220,7 +220,7 @@ class Session:
             self._read_pending()
             if at_end and self._decision is None:
                 self._heed(self._monitor.close())
-        if self._decision is None and self._all_written:
+        if self._decision is None and self._all_written and self._saver.is_under_way:
             self._finish_save()
         if self._decision is not None:
             self.running = False
@@ -250,6 +250,7 @@ class Session:
         self._loss = seen.loss
         self._interval.step(entry.seconds)
         self._stop_agreed = self._stop_agreed or seen.stop
+        # What was said before a save began says nothing about it.
         self._all_written = seen.written and self._saver.is_under_way
         segments = self._order.segments
         self._recorder.step(

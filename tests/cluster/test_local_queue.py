@@ -103,7 +103,9 @@ def test_only_starts_in_a_row_that_lead_nowhere_count(queue: Queue) -> None:
 
 def test_while_a_run_pauses_others_start_and_a_stop_is_heard_at_once(queue: Queue) -> None:
     two = queue(["idle", "0"], ["0", "0"], pause_s=1000)
-    wait_until(lambda: "end 1" in two.happened, "the other run went on")
+    children = Path(f"/proc/{two.process.pid}/task/{two.process.pid}/children")
+    # Not only said its last word: a stop would still reach it, and be how it ended.
+    wait_until(lambda: "end 1" in two.happened and not children.read_text(), "the other run went on, and ended")
     two.process.send_signal(signal.SIGTERM)
     assert end_of(two.process, limit_s=5)[0] == 0
     assert two.starts() == [0, 1]
