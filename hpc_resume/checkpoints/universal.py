@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,7 @@ from hpc_resume.journal.writer import sync_file, sync_folder
 
 SCHEMA = 1
 STATE = "state"
+_GONE_WITHIN_S = 10.0
 _MOST_WORKERS = 4
 """Processes that convert side by side; each holds what one rank saved, or one parameter, in host memory."""
 
@@ -189,12 +191,22 @@ def _run_converter(draft: Path, manifest: Manifest, limit_s: float) -> None:
             raise _ConverterError(f"it took longer than {limit_s:g} s") from None
         finally:
             os.close(lifeline)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end_group(process)
         if code != 0:
             output.seek(0)
             raise _ConverterError(_last_line(output.read().decode(errors="replace")) or f"exit code {code}")
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the converter and its workers, and see them gone: none may write into what is deleted next."""
+    end = time.monotonic() + _GONE_WITHIN_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        while time.monotonic() < end:
+            os.killpg(process.pid, 0)
+            time.sleep(0.01)
+    process.wait()
 
 
 def _environment() -> dict[str, str]:
