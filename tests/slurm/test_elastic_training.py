@@ -16,7 +16,8 @@ from hpc_resume.recovery import events as ev
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 
-STEPS = 200
+STEPS = 500
+"""So many that an attempt does not reach the end before the test has interrupted it."""
 BATCH = 12
 TOLERANCE = 1e-5
 """Relative, of a loss in fp32: with another number of ranks gradients are added up in another order, and each step
