@@ -59,7 +59,7 @@ _CHECKPOINT: dict[str, str | None] = {
     "tag_validation": None,
     "use_node_local_storage": None,
     "load_universal": None,
-    "writer": "only DeepSpeed's plain writer has the files on disk when it returns, which the commit relies on",
+    "writer": "hpc_resume writes checkpoints itself (checkpoints.mode): before the commit they must be on disk",
     "parallel_write": "the files of a checkpoint are those that the commit is checked by",
 }
 """The keys of the `checkpoint` block that DeepSpeed's documentation names; with a reason, where one is refused."""

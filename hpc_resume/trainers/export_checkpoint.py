@@ -72,10 +72,9 @@ def export_checkpoint(
 def _found(checkpoints: Path, name: str) -> Iterator[Path]:
     """Yield a folder in which the checkpoint has its own name, also if it was set aside under another."""
     place = catalog.find(checkpoints, name)
-    if place is not None:
-        refuse_shared(place)
     if place is None:
         raise CheckpointError(f"checkpoint {name} is not in {checkpoints} any more; choose another one (--step)")
+    refuse_shared(place)
     if place.name == name:
         yield checkpoints
         return
