@@ -32,9 +32,9 @@ _TRASH = ".trash."
 _TORN = ".torn."
 """What is left of saves that were not committed: their names."""
 _UNIVERSAL = ".universal."
-DRAFT = ".draft."
-"""What stands in the name of a converted copy that is being made."""
 """A copy of a checkpoint for other numbers of ranks."""
+_DRAFT = ".draft."
+"""What stands in the name of such a copy that is being made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +150,16 @@ def find(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{_ASIDE}{name}") if path.exists()), None)
 
 
+def conversion_path(folder: Path, name: str) -> Path:
+    """Return where the converted copy of a checkpoint lies; a draft of it has a name that `draft_prefix` begins."""
+    return folder / f"{_UNIVERSAL}{name}"
+
+
+def draft_prefix(name: str) -> str:
+    """Return how the name of a converted copy that is being made begins."""
+    return f"{_UNIVERSAL}{name}{_DRAFT}"
+
+
 def read_manifest(folder: Path, name: str) -> Manifest:
     """Read the manifest of a checkpoint.
 
@@ -205,21 +215,32 @@ def find_damage(folder: Path, manifest: Manifest, rank: int | None = None, *, qu
     for name, entry in sorted(manifest.files.items()):
         if rank is not None and not owned_by(name, rank):
             continue
-        try:
-            with (place / name).open("rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != entry.size:
-                    return f"{name} has {size} bytes; its manifest says {entry.size}"
-                digest = entry.digest if quick else _digest(file).digest
-        except FileNotFoundError:
-            return f"{name} is missing"
-        if digest != entry.digest:
-            return f"{name} has changed since it was saved (digest {digest}; its manifest says {entry.digest})"
+        if (difference := difference_of(place / name, entry, quick=quick)) is not None:
+            return f"{name} {difference}"
     if rank not in (None, 0):
         return None
     # DeepSpeed finds files by patterns; others that somebody left there do no harm.
     foreign = (name for name in find_foreign(folder, manifest) if name.endswith("_states.pt"))
     return next((f"{name} is not in its manifest, and DeepSpeed could load it" for name in foreign), None)
+
+
+def difference_of(path: Path, entry: FileEntry, *, quick: bool = False) -> str | None:
+    """Compare a file with what a manifest says of it; return the difference, as what is said of the file, or None.
+
+    Raises:
+        OSError: it is there but can't be read, which proves nothing about what is in it.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.size:
+                return f"has {size} bytes; its manifest says {entry.size}"
+            digest = entry.digest if quick else _digest(file).digest
+    except FileNotFoundError:
+        return "is missing"
+    if digest != entry.digest:
+        return f"has changed since it was saved (digest {digest}; its manifest says {entry.digest})"
+    return None
 
 
 def find_foreign(folder: Path, manifest: Manifest) -> list[str]:
@@ -260,7 +281,7 @@ def discard_uncommitted(folder: Path, known: Container[str] = ()) -> list[str]:
 
 def discard_conversion_drafts(folder: Path) -> None:
     """Delete what conversions left behind that were killed."""
-    for path in folder.glob(f"{_UNIVERSAL}*{DRAFT}*"):
+    for path in folder.glob(f"{_UNIVERSAL}*{_DRAFT}*"):
         shutil.rmtree(path, ignore_errors=True)  # somebody who is cut off may still write there; then the next time
 
 

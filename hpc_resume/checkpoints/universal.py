@@ -39,11 +39,6 @@ _HELD_BACK = {signal.SIGTERM, signal.SIGUSR2}
 """What Slurm sends to every process of a step while the ranks may still save."""
 
 
-def universal_path(folder: Path, name: str) -> Path:
-    """Where the converted form of the checkpoint `folder/name` lies."""
-    return folder / f".universal.{name}"
-
-
 def convert(folder: Path, manifest: Manifest, limit_s: float = 1800.0) -> Path:
     """Make a committed checkpoint loadable for any number of ranks; return where the result lies.
 
@@ -62,7 +57,7 @@ def convert(folder: Path, manifest: Manifest, limit_s: float = 1800.0) -> Path:
     name = manifest.checkpoint.name
     if manifest.zero_stage == 0:
         raise ValueError(f"checkpoint {name} was saved with ZeRO 0, which any number of ranks loads as it is")
-    result = universal_path(folder, name)
+    result = catalog.conversion_path(folder, name)
     try:
         catalog.discard_conversion_drafts(folder)
         if find_universal_damage(folder, name) is None:
@@ -97,7 +92,7 @@ def find_universal_damage(
     Raises:
         OSError: a file is there but can't be read, which proves nothing about what is in it.
     """
-    place = universal_path(folder, name)
+    place = catalog.conversion_path(folder, name)
     try:
         found = json.loads((place / catalog.MANIFEST).read_text(encoding="utf-8"))
         files = {file: FileEntry(**entry) for file, entry in found["files"].items()}
@@ -111,13 +106,8 @@ def find_universal_damage(
         return "what was converted is not this checkpoint"
     rank, ranks = share
     for file, entry in sorted(files.items())[rank::ranks]:
-        try:
-            size = (place / file).stat().st_size
-            intact = size == entry.size and (quick or catalog.digest_file(place / file) == entry)
-        except FileNotFoundError:
-            return f"{file} of the converted checkpoint is missing"
-        if not intact:
-            return f"{file} of the converted checkpoint has changed since it was made"
+        if (difference := catalog.difference_of(place / file, entry, quick=quick)) is not None:
+            return f"{file} of the converted checkpoint {difference}"
     return None
 
 
@@ -131,7 +121,7 @@ def load_universal(engine: Any, folder: Path, name: str) -> None:
     Raises:
         CheckpointError: DeepSpeed did not load it.
     """
-    place = universal_path(folder, name)
+    place = catalog.conversion_path(folder, name)
     engine._config.load_universal_checkpoint = True
     try:
         with _something_in_each_group(engine):
@@ -152,7 +142,7 @@ class _ConverterError(Exception):
 @contextlib.contextmanager
 def _draft(folder: Path, name: str) -> Iterator[Path]:
     # Under a new name each time: a converter that outlived its job must not write into its successor's draft.
-    path = Path(tempfile.mkdtemp(prefix=f"{universal_path(folder, name).name}{catalog.DRAFT}", dir=folder))
+    path = Path(tempfile.mkdtemp(prefix=catalog.draft_prefix(name), dir=folder))
     try:
         yield path
     finally:

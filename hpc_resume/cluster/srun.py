@@ -139,7 +139,7 @@ class SrunWorkers:
         environment = {name: value for name, value in os.environ.items() if name not in _TORCH}
         environment["MASTER_ADDR"] = _address(nodes[0])
         # A new one for each attempt: what is left of the one before may still hold its own.
-        environment["MASTER_PORT"] = str(_free_port())
+        environment["MASTER_PORT"] = str(free_port())
         environment.setdefault(THREADS, cpus or "1")
         command = srun_command(folder, attempt, claim, config, nodes, cpus)
         _log.info("starting %s", " ".join(command))
@@ -235,7 +235,8 @@ def _address(node: str) -> str:
         return node
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody has at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

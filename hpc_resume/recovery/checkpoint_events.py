@@ -26,7 +26,12 @@ class CheckpointCommitted:
     seconds: float = 0.0
     """From the beginning of the save to its commit."""
     blocked_s: float = 0.0
-    """How long training waited for it."""
+    """How long training waited for it; 0 in journals from before saves went on beside the training."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long training waited for it."""
+        return self.blocked_s or self.seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

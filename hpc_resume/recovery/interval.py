@@ -169,7 +169,7 @@ def failures(history: History) -> int:
 def usual_save(commits: Sequence[CheckpointCommitted]) -> tuple[float, float]:
     """Return for how long a save stops training, and how long it takes in all: medians of the newest, in seconds."""
     newest = commits[-RECENT_SAVES:]
-    return median([commit.blocked_s or commit.seconds for commit in newest]), median([c.seconds for c in newest])
+    return median([commit.waited_s for commit in newest]), median([c.seconds for c in newest])
 
 
 def median(values: Sequence[float]) -> float:

@@ -115,8 +115,7 @@ def _costs(journal: Journal, history: History, curves: list[Curve]) -> dict[str,
     seconds = sum(row["step_s"] for row in rows)
     lost_seconds = sum(row["step_s"] for curve in curves if curve.abandoned for row in curve.rows)
     saves = [r.event for r in journal.records if isinstance(r.event, ev.CheckpointCommitted)]
-    # Journals from before saves went on beside the training know only one number.
-    waited = sum(save.blocked_s or save.seconds for save in saves)
+    waited = sum(save.waited_s for save in saves)
     total = journal.records[-1].time - journal.records[0].time if journal.records else 0.0
     restarts = max(0, len(history.attempts) - 1)
     return {

@@ -71,7 +71,6 @@ class Saver:
         self._store = CheckpointStore(self._folder, engine, agreement.group, staging=self._staging)
         self._engine_facts = self._store.describe()
         self._save: _Save | None = None
-        self.newest: ev.CheckpointCommitted | None = None
         if agreement.rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         number = catalog.next_save_number(self._folder, recorder.history.known) if agreement.rank == 0 else 0
@@ -119,10 +118,10 @@ class Saver:
             pending = self._store.begin(self._manifest(checkpoint, segments), state, background=background)
             self._save = _Save(pending, before_commit, began, time.monotonic() - began, recorder.healthy_steps)
 
-    def finish(self) -> ev.SaveFailed | None:
+    def finish(self) -> ev.CheckpointCommitted | ev.SaveFailed:
         """Commit the save that is under way, and record it; wait for what is still being written.
 
-        Returns the event of a failure, about which the caller decides.
+        Returns what came of it; a failure is not recorded, as the caller decides about it.
 
         Raises:
             RunBusyError: on all ranks, if a newer supervisor owns the run.
@@ -132,7 +131,7 @@ class Saver:
         with self._recorder.saving():
             return self._finish(save)
 
-    def _finish(self, save: _Save) -> ev.SaveFailed | None:
+    def _finish(self, save: _Save) -> ev.CheckpointCommitted | ev.SaveFailed:
         recorder, checkpoint = self._recorder, save.pending.manifest.checkpoint
         waits = time.monotonic()
 
@@ -151,15 +150,15 @@ class Saver:
                     catalog.discard(self._folder, checkpoint.name)
             return ev.SaveFailed(attempt=recorder.attempt, step=checkpoint.step, message=str(error))
         now = time.monotonic()
-        self.newest = ev.CheckpointCommitted(
+        committed = ev.CheckpointCommitted(
             attempt=recorder.attempt,
             checkpoint=checkpoint,
             seconds=round(now - save.began, 3),
             blocked_s=round(save.blocked_s + now - waits, 3),
         )
-        recorder.committed(self.newest, save.healthy_steps)
+        recorder.committed(committed, save.healthy_steps)
         self._delete_expendable()
-        return None
+        return committed
 
     def load(self, name: str, segments: tuple[Segment, ...]) -> Loaded:
         """Load a checkpoint on all ranks.

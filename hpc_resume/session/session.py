@@ -292,8 +292,8 @@ class Session:
             self._recorder.record(event)
             return
         # The decision should know of the save that is under way: it may be the only one.
-        if self._saver.is_under_way and (failure := self._saver.finish()) is not None:
-            self._recorder.record(failure)
+        if self._saver.is_under_way and isinstance(outcome := self._saver.finish(), ev.SaveFailed):
+            self._recorder.record(outcome)
         self._decide(event)
 
     def _decide(self, event: ev.LossIncident | ev.CheckpointRejected | ev.SaveFailed | ev.FaultInjected) -> Decision:
@@ -330,12 +330,12 @@ class Session:
 
     def _finish_save(self) -> None:
         self._all_written = False
-        failure = self._saver.finish()
-        if failure is not None:
+        outcome = self._saver.finish()
+        if isinstance(outcome, ev.SaveFailed):
             self._saved_step = -1
-            self._decide(failure)
-        elif self._saver.newest is not None:
-            self._interval.saved(self._saver.newest)
+            self._decide(outcome)
+        else:
+            self._interval.saved(outcome)
             self._interval.announce(self._recorder, self._agreement)
 
     def _roll_back(self) -> None:

@@ -6,7 +6,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_resume.cluster.reports import RankReport, read_reports
+from hpc_resume.cluster.srun import free_port
 from hpc_resume.config.schema import RunConfig
 from hpc_resume.journal.folder import RunFolder
 from hpc_resume.journal.metrics import newest_rows
@@ -50,7 +50,7 @@ class Ranks:
         """Start them."""
         self._order = order
         context = _context(order.method)
-        port = _free_port()
+        port = free_port()
         self._processes = [
             context.Process(target=_rank, args=(order, rank, port)) for rank in range(order.config.world_size)
         ]
@@ -164,10 +164,3 @@ def _refuse_forked_threads() -> None:
         raise RuntimeError(
             f"this rank was forked from a process with {threads} threads, and may hang; start it with spawn"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

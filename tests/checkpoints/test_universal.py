@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from supervisor.harness import wait_until
 from support.training import environment
 
 from hpc_resume.checkpoints import catalog, universal
@@ -121,13 +121,6 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < limit, f"{what}: not within {LIMIT_S:g} s"
-        time.sleep(0.02)
-
-
 def hold_up(folder: Path) -> Callable[[], None]:
     """Have the converter wait for the second rank's file; return what ends that."""
     shard = next((folder / NAME).glob("*zero_pp_rank_1_*optim_states.pt"))
@@ -201,12 +194,12 @@ def test_a_killed_conversion_takes_its_processes_along_and_is_done_again(folder:
     rank_0 = subprocess.Popen([sys.executable, "-c", act, str(folder), NAME], env=environment())
     try:
         # Some tensors of the first rank lie in the draft already.
-        wait_until(lambda: any(folder.glob(".universal.*.draft.*/state/tmp/*/*/exp_avg.00")), "in the middle")
+        wait_until(lambda: any(folder.glob(".universal.*.draft.*/state/tmp/*/*/exp_avg.00")), "in the middle", LIMIT_S)
         assert processes_in(folder)
     finally:
         rank_0.kill()
     assert rank_0.wait() == -signal.SIGKILL
-    wait_until(lambda: not processes_in(folder), "the converter is gone as well")
+    wait_until(lambda: not processes_in(folder), "the converter is gone as well", LIMIT_S)
     assert universal.find_universal_damage(folder, NAME) == "it has not been converted"
     go_on()
     place = convert(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ from torture.marks import Marks
 from hpc_resume.cluster.local_allocation import LocalAllocation
 from hpc_resume.cluster.processes import tie_to_parent
 from hpc_resume.cluster.reports import RankReport, read_reports
+from hpc_resume.cluster.srun import free_port
 from hpc_resume.cluster.torchrun import LAUNCHER, end_processes
 from hpc_resume.config.cluster_section import ClusterConfig
 from hpc_resume.config.schema import RunConfig
@@ -73,7 +73,7 @@ class ForkedWorkers:
     def __init__(self, folder: RunFolder, attempt: int, ranks: int, be_rank: Callable[[int, int], int]) -> None:
         self._folder = folder
         self._attempt = attempt
-        port = _free_port()
+        port = free_port()
         self._left = [fork(functools.partial(be_rank, rank, port), folder) for rank in range(ranks)]
         self._code: int | None = None
 
@@ -188,10 +188,3 @@ def start_supervisor(folder: RunFolder, config: RunConfig, allocation: LocalAllo
 
 def _violations(folder: RunFolder) -> Path:
     return folder.submission.path / "violations.txt"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
