@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from hpc_resume.checkpoints import catalog
+from hpc_resume.checkpoints import catalog, collectives
 from hpc_resume.checkpoints.catalog import FileEntry, Manifest
 from hpc_resume.checkpoints.snapshot import HostCopy
 from hpc_resume.checkpoints.universal import convert, find_universal_damage, load_universal
@@ -278,14 +278,10 @@ class CheckpointStore:
             raise MismatchError(f"checkpoint {manifest.checkpoint.name} can't be loaded: {'; '.join(differences)}")
 
     def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self._world_size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return collectives.gather(value, self._group)
 
     def _from_rank_0(self, value: Any) -> Any:
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+        return collectives.from_rank_0(value, self._group)
 
 
 def _write(place: Path, pending: Pending, state: Any, name: str) -> None:

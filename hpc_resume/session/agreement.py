@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpc_resume.checkpoints import collectives
+
 T = TypeVar("T")
 
 
@@ -55,15 +57,11 @@ class Agreement:
 
     def from_rank_0(self, value: T) -> T:
         """Return rank 0's value on every rank."""
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
+        return collectives.from_rank_0(value, self.group)
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value on every rank."""
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        return collectives.gather(value, self.group)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from torture.audit import read_tree
 from torture.forks import CutOffAllocation, Train, start_supervisor
 from torture.marks import Marks
 from torture.stand_in import stand_in
+from torture.trials import Found
 from torture.victims import LIMIT_S, PATIENCE, Mode, Victim, make_run, small_config
 
 from hpc_resume.checkpoints import catalog, store
@@ -38,25 +39,6 @@ STEPS = 20
 BROKEN, MENDED = 6, 13
 """Before these steps the disk breaks, and works again; saves are due every second step."""
 _ELEMENTS = 50_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What came of a trial."""
-
-    exit_code: int
-    saved: list[int]
-    """Steps of the checkpoints in force."""
-    failed: list[tuple[int, str]]
-    """Step and message of each failed save."""
-    steps_trained: int
-    left: list[str]
-    """All that lies among the checkpoints and is not a committed one."""
-    resumed: list[int]
-    attempts: list[str]
-    """How each attempt ended."""
-    quarantined: list[tuple[str, str]]
-    seconds: float
 
 
 def run_with_a_broken_disk(parent: Path, mode: Mode, kind: Literal["full", "read-only"]) -> Found:

@@ -5,27 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from torture.trials import Found
 
 MODES = ("sync", "async")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What came of a trial; see disks.py."""
-
-    exit_code: int
-    saved: list[int]
-    failed: list[tuple[int, str]]
-    steps_trained: int
-    left: list[str]
-    resumed: list[int]
-    attempts: list[str]
-    quarantined: list[tuple[str, str]]
-    seconds: float
 
 
 @pytest.fixture(scope="module")
