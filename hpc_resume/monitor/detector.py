@@ -35,6 +35,13 @@ class Detector(Protocol):
         """Judge what was still being watched when training ended with the step `last`."""
         ...
 
+    def rewound(self) -> None:
+        """Drop what was being watched: training goes on from an older checkpoint, with other samples.
+
+        What is known to be healthy stays known.
+        """
+        ...
+
     def state_dict(self) -> State:
         """Everything that later verdicts depend on."""
         ...

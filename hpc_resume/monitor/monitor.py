@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from hpc_resume.errors import CheckpointError
 from hpc_resume.monitor.detector import Detector, State
+from hpc_resume.monitor.divergence import DivergenceDetector
 from hpc_resume.monitor.non_finite import NonFiniteDetector
 from hpc_resume.monitor.observation import Observation
+from hpc_resume.monitor.overflow import OverflowDetector
+from hpc_resume.monitor.plateau import PlateauDetector
 from hpc_resume.monitor.settings import MonitorSettings
 from hpc_resume.monitor.spike import SpikeDetector
 from hpc_resume.monitor.threshold import ThresholdDetector
@@ -14,7 +17,14 @@ from hpc_resume.monitor.verdict import Verdict
 
 def fresh_detectors(settings: MonitorSettings) -> tuple[Detector, ...]:
     """Every detector there is, none of which has seen a step; a new one is added here."""
-    return (NonFiniteDetector(settings), ThresholdDetector(settings), SpikeDetector(settings))
+    return (
+        NonFiniteDetector(settings),
+        OverflowDetector(settings),
+        ThresholdDetector(settings),
+        SpikeDetector(settings),
+        PlateauDetector(settings),
+        DivergenceDetector(settings),
+    )
 
 
 class Monitor:
@@ -33,11 +43,6 @@ class Monitor:
     def pending(self) -> bool:
         """Whether an anomaly is being watched right now, so that a checkpoint saved now could be suspect."""
         return any(detector.pending for detector in self._detectors)
-
-    @property
-    def bad_steps(self) -> int:
-        """Steps that were skipped or not finite since the start of the run."""
-        return sum(found.bad_steps for found in self._detectors if isinstance(found, NonFiniteDetector))
 
     def observe(self, observation: Observation) -> Verdict | None:
         """Show one step to every detector and return the gravest verdict.
@@ -59,6 +64,15 @@ class Monitor:
         last = self._last
         return _gravest([detector.close(last) for detector in self._detectors])
 
+    def rewound(self) -> None:
+        """Be told that training goes on from the state just loaded otherwise than it did after that was saved.
+
+        An anomaly that was being watched then is dropped, since its samples do not come again, or not so; a grace
+        begins.
+        """
+        for detector in self._detectors:
+            detector.rewound()
+
     def state_dict(self) -> State:
         """Everything that later verdicts depend on, by detector; bounded in size, strict JSON."""
         return {detector.name: detector.state_dict() for detector in self._detectors}
@@ -68,19 +82,27 @@ class Monitor:
 
         A detector without saved state starts afresh, and the state of a detector that is not here is ignored, so
         that a checkpoint of an older or newer version can be used.
+
+        Raises:
+            CheckpointError: the state of some detectors can't be used. The monitor is usable: these have started
+                afresh, the others go on.
         """
-        detectors = fresh_detectors(self._settings)
-        for detector in detectors:
-            if detector.name not in state:
-                continue
+        names = []
+        detectors = []
+        for fresh, detector in zip(fresh_detectors(self._settings), fresh_detectors(self._settings), strict=True):
             try:
-                detector.load_state_dict(state[detector.name])
+                if detector.name in state:
+                    detector.load_state_dict(state[detector.name])
+                detectors.append(detector)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise CheckpointError(
-                    f"loading the monitor's state of detector {detector.name} failed with {error!r}; it is "
-                    f"damaged or was saved by another version: resume from an older checkpoint"
-                ) from error
-        self._detectors = detectors
+                names.append(f"{detector.name} ({error!r})")
+                detectors.append(fresh)
+        self._detectors = tuple(detectors)
+        if names:
+            raise CheckpointError(
+                f"the monitor's saved state of {', '.join(names)} can't be used, it is another version's or damaged; "
+                f"what this knew of the loss has to be learned anew"
+            )
 
 
 def _gravest(spoken: list[Verdict | None]) -> Verdict | None:

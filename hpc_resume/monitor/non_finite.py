@@ -10,6 +10,9 @@ from hpc_resume.monitor.observation import Observation
 from hpc_resume.monitor.settings import RATE_WINDOW_STEPS, MonitorSettings
 from hpc_resume.monitor.verdict import Verdict
 
+SEARCH_STEPS = 64
+"""So many skipped steps before the first update are fp16's search for a loss scale."""
+
 RATE_LEAST_STEPS = 16
 """A share of fewer steps than this says nothing."""
 
@@ -32,16 +35,13 @@ class NonFiniteDetector:
         # Of each bad step among the last RATE_WINDOW_STEPS: its number in `_seen`, step and start position.
         self._recent: deque[tuple[int, int, int]] = deque()
         self._bad_steps = 0
+        self._reported = False
+        self._searching = SEARCH_STEPS
 
     @property
     def pending(self) -> bool:
         """Whether the newest step was bad."""
         return self._streak is not None
-
-    @property
-    def bad_steps(self) -> int:
-        """Bad steps since the start of the run, acted on or not."""
-        return self._bad_steps
 
     def observe(self, observation: Observation) -> Verdict | None:
         """Count a bad step, and judge the streak and the share."""
@@ -49,15 +49,22 @@ class NonFiniteDetector:
         if self._recent and self._recent[0][0] <= self._seen - RATE_WINDOW_STEPS:
             self._recent.popleft()
         if not (observation.skipped or observation.non_finite):
-            self._streak = None
+            self._streak, self._reported, self._searching = None, False, 0
+            return None
+        if observation.skipped and observation.loss_scale is not None and self._searching > 0:
+            # Before the first update fp16 looks for its loss scale, from far too high a one downward.
+            self._searching -= 1
+            self._bad_steps += 1
             return None
         self._bad_steps += 1
         self._recent.append((self._seen, observation.step, observation.start_position))
         self._streak = Streak.extended(self._streak, observation)
+        if self._reported:
+            return None
         verdict = self._judge(observation, self._streak)
         if verdict is not None:
             # The steps that made this incident must not make the next one too.
-            self._streak = None
+            self._reported = True
             self._recent.clear()
             self._seen = 0
         return verdict
@@ -66,15 +73,17 @@ class NonFiniteDetector:
         values = f"loss {observation.loss:g}"
         if observation.grad_norm is not None:
             values += f", gradient norm {observation.grad_norm:g}"
+        patience = self._settings.skipped_patience_steps
+        onset = (streak.step, streak.start_position)
         if observation.non_finite and observation.weights_at_risk:
             reason = f"step {observation.step} is not finite ({values}) and nothing protects the weights from that"
-            return self._incident(observation, streak.step, streak.start_position, reason)
+            return self._incident(observation, onset, reason, lost=True)
         if not math.isfinite(observation.loss) and not observation.skipped:
             reason = f"step {observation.step} is not finite ({values}) and its update was not skipped"
-            return self._incident(observation, streak.step, streak.start_position, reason)
-        if streak.count >= self._settings.skipped_patience_steps:
+            return self._incident(observation, onset, reason, lost=True)
+        if streak.count >= patience:
             reason = f"{streak.count} steps in a row since step {streak.step} were skipped or not finite ({values})"
-            return self._incident(observation, streak.step, streak.start_position, reason)
+            return self._incident(observation, onset, reason, severity=streak.count / patience)
         steps = min(self._seen, RATE_WINDOW_STEPS)
         bad = len(self._recent)
         if steps >= RATE_LEAST_STEPS and bad > self._settings.skipped_rate * steps:
@@ -83,10 +92,20 @@ class NonFiniteDetector:
                 f"{bad} of the last {steps} steps were skipped or not finite, the first of them step {onset_step}; "
                 f"a share of {self._settings.skipped_rate:g} is allowed"
             )
-            return self._incident(observation, onset_step, onset_position, reason)
+            share = bad / (self._settings.skipped_rate * steps)
+            return self._incident(observation, (onset_step, onset_position), reason, severity=share)
         return None
 
-    def _incident(self, observation: Observation, onset_step: int, onset_position: int, reason: str) -> Verdict:
+    def _incident(
+        self,
+        observation: Observation,
+        onset: tuple[int, int],
+        reason: str,
+        *,
+        severity: float = 1.0,
+        lost: bool = False,
+    ) -> Verdict:
+        onset_step, onset_position = onset
         return Verdict(
             kind="incident",
             detector=self.name,
@@ -94,6 +113,8 @@ class NonFiniteDetector:
             onset_position=onset_position,
             step=observation.step,
             position=observation.position,
+            severity=severity,
+            may_recover=not lost,
             message=reason,
             numbers={
                 "streak_steps": float(self._streak.count if self._streak else 0),
@@ -102,6 +123,10 @@ class NonFiniteDetector:
                 "bad_steps": float(self._bad_steps),
             },
         )
+
+    def rewound(self) -> None:
+        """Drop the streak; the share of bad steps is that of steps that were really trained."""
+        self._streak, self._reported = None, False
 
     def close(self, last: Observation) -> Verdict | None:  # noqa: ARG002 - as every detector has it
         """Return None: a skipped step leaves the weights as they were, so the last ones are as good as before."""
@@ -114,6 +139,8 @@ class NonFiniteDetector:
             "seen": self._seen,
             "recent": [list(entry) for entry in self._recent],
             "bad_steps": self._bad_steps,
+            "reported": self._reported,
+            "searching": self._searching,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -122,3 +149,5 @@ class NonFiniteDetector:
         self._seen = state["seen"]
         self._recent = deque((number, step, position) for number, step, position in state["recent"])
         self._bad_steps = state["bad_steps"]
+        self._reported = state["reported"]
+        self._searching = state["searching"]

@@ -28,6 +28,9 @@ class Observation:
     skipped: bool = False
     """The framework left this update out, so the weights are what they were."""
 
+    loss_scale: float | None = None
+    """What the framework multiplies the loss by against underflow (fp16); None where it does not."""
+
     weights_at_risk: bool = False
     """Nothing keeps a non-finite gradient away from the weights (ZeRO 0 in fp32, overflow check off)."""
 

@@ -3,54 +3,51 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
 
-from hpc_resume.monitor.baseline import Baseline, Point
 from hpc_resume.monitor.detector import State
+from hpc_resume.monitor.forecast import Expectation
+from hpc_resume.monitor.grad_norm import GradNormWitness
 from hpc_resume.monitor.observation import Observation
+from hpc_resume.monitor.rise import DESCENDED, DRIFT, ENOUGH, HOVERING, LIMIT, Excursion, Outcome, Point, RiseTest
 from hpc_resume.monitor.settings import MonitorSettings
 from hpc_resume.monitor.verdict import Verdict, VerdictKind
 
-ELEVATED_SHARE = 3 / 8
-"""A loss this far on its way out of bounds, just before a spike, already belongs to it.
+SPARSE_STEPS = 5
+"""Two values of a log that are this far apart can't come from the same hard stretch of data."""
 
-With the default of 8 deviations that is 3: one step in several hundred is so high by itself."""
+SPARSE_ENOUGH = 6.0
+"""Evidence that confirms a spike in such a log: two values, not three."""
 
+MEAN_STEPS = 10
+GROSS = 4.0 * LIMIT
+"""In a log of every tenth step or fewer, most often of means, one value that is so far up is a spike by itself."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Excursion:
-    """A spike that is being watched."""
+CORROBORATED_ENOUGH = 9.0
+"""Evidence that confirms a spike when gradients were far too large as well: two values out of bounds, one nearly."""
 
-    onset_step: int
-    onset_position: int
-    median: float
-    deviation: float
-    limit: float
-    peak: float
-    steps_out: int = 0
-    steps_back: int = 0
+TWO_OUT = 2.0 * (LIMIT - DRIFT)
+"""Evidence of two values out of bounds: not enough while training goes on, too much to end with."""
 
-    def after(self, loss: float) -> Excursion:
-        """Return the excursion with one more step in it."""
-        if loss > self.limit:
-            return replace(self, steps_out=self.steps_out + 1, peak=max(self.peak, loss))
-        return replace(self, steps_back=self.steps_back + 1)
+HOVERING_WIDER = 10.0
+"""So many times wider the bounds of such a loss are (GRPO's, DPO's near its end): its tails are heavy."""
 
-    @property
-    def excess(self) -> int:
-        """How many more steps were out of bounds than back in bounds."""
-        return self.steps_out - self.steps_back
+NEVER_FALLEN = 6.0
+"""A loss that was never higher is held to hover at this many: what only grows may begin at zero (the KL of GRPO)."""
+
+GRACE_WIDER = 2.0
+"""So many times wider the bounds are for a few steps after a rollback."""
 
 
 class SpikeDetector:
-    """Compare each loss with the median and the median absolute deviation of the last healthy ones.
+    """Test the loss of every step against what the steps before it promise (`RiseTest`).
 
-    Both ignore outliers (Hampel's identifier), and what is out of bounds never enters them, so neither a hard
-    batch nor the spike itself widens the bounds. One step out of bounds opens an excursion; each further one speaks
-    for an incident, each step in bounds against it. So a lone hard batch is closed by the next step, while a
-    divergence that dips back in for a step is not taken for a recovery. No step of an excursion, in bounds or out,
-    enters the baseline, and its limit stays as it was at the start.
+    The statistic is the sum of the loss's deviations above its expected level, in units of its own noise, so it has no
+    unit. A rise by less than `spike_min_rise` of the level adds nothing to it, however calm the loss was. A spike is
+    confirmed by three steps that are out of bounds, or more that are nearly so: a hard batch sticks out for one step,
+    a hard stretch of data for two. A confirmed spike that comes back within the patience is a near miss; one that is
+    still out after it is an incident.
 
+    It can't see a rise that is slower than its window, nor one of losses that hover about zero unless it is gross.
     Only finite losses count; the others are the non-finite detector's business.
     """
 
@@ -58,64 +55,91 @@ class SpikeDetector:
 
     def __init__(self, settings: MonitorSettings) -> None:
         self._settings = settings
-        self._baseline = Baseline(settings.spike_window_steps)
-        self._excursion: Excursion | None = None
+        self._test = RiseTest(
+            window=settings.spike_window_steps,
+            known=settings.spike_warmup_steps,
+            patience=settings.spike_patience_steps,
+            noise_of=self._noise_of,
+        )
+        self._highest: float | None = None
+        self._witness = GradNormWitness()
+        self._corroborated = 0
+        self._last_step: int | None = None
+        self._reported = False
+        self._grace = 0
 
     @property
     def pending(self) -> bool:
-        """Whether a spike is being watched."""
-        return self._excursion is not None
+        """Whether the loss is above its level."""
+        return self._test.excursion is not None
+
+    def rewound(self) -> None:
+        """Drop what was being watched, and be lenient for a few steps."""
+        self._test.forget()
+        self._corroborated, self._reported = 0, False
+        self._grace = self._settings.grace_steps
 
     def observe(self, observation: Observation) -> Verdict | None:
-        """Compare one loss with the bounds."""
+        """Compare one loss with its level."""
+        apart = 1 if self._last_step is None else observation.step - self._last_step
+        self._last_step = observation.step
+        anomalous = self._witness.observe(observation.grad_norm)
+        widened, self._grace = (GRACE_WIDER, self._grace - 1) if self._grace > 0 else (1.0, 0)
         if not math.isfinite(observation.loss):
             return None
-        excursion = self._excursion or self._opened(observation)
-        if excursion is None:
-            self._baseline.add(Point(observation.step, observation.start_position, observation.loss))
+        self._corroborated += anomalous
+        point = Point(observation.step, observation.start_position, observation.loss)
+        gross = GROSS if apart >= MEAN_STEPS else math.inf
+        outcome = self._test.observe(point, enough=self._enough(apart), gross=gross, widened=widened)
+        if outcome in ("watched", "confirmed"):
+            return self._judge(observation)
+        verdict = None if outcome == "calm" else self._over(observation, outcome)
+        self._corroborated, self._reported = int(anomalous), False
+        return verdict
+
+    def _over(self, observation: Observation, outcome: Outcome) -> Verdict | None:
+        """Judge a rise that came back, or that became the new level before the patience was over."""
+        closed = self._test.last
+        if closed is None or not closed.confirmed or self._reported:
             return None
-        self._excursion = excursion = excursion.after(observation.loss)
-        if excursion.excess >= self._settings.spike_patience_steps:
-            return self._closed(excursion, observation, "incident")
-        if excursion.excess == 0:
-            return self._closed(excursion, observation, "near_miss")
-        return None
+        stayed = outcome == "settled" and closed.newest > DRIFT
+        return self._verdict(closed, observation, "incident" if stayed else "near_miss")
+
+    def _enough(self, apart: int) -> float:
+        if apart >= SPARSE_STEPS:
+            return SPARSE_ENOUGH
+        return CORROBORATED_ENOUGH if self._corroborated >= 2 else ENOUGH
+
+    def _judge(self, observation: Observation) -> Verdict | None:
+        excursion = self._test.excursion
+        if excursion is None or not excursion.confirmed or self._reported or excursion.newest <= DRIFT:
+            return None
+        if observation.step - excursion.onset_step + 1 < self._settings.spike_patience_steps:
+            return None
+        self._reported = True
+        return self._verdict(excursion, observation, "incident")
 
     def close(self, last: Observation) -> Verdict | None:
-        """Call an open excursion an incident."""
-        return None if self._excursion is None else self._closed(self._excursion, last, "incident")
-
-    def _opened(self, observation: Observation) -> Excursion | None:
-        """Start an excursion when the loss is out of bounds, at the first step that was on its way there."""
-        if len(self._baseline) < self._settings.spike_warmup_steps:
+        """Call it an incident when training ended out of bounds, by more than one hard batch can explain."""
+        excursion = self._test.excursion
+        if excursion is None or self._reported:
             return None
-        median = self._baseline.median()
-        deviation = self._baseline.deviation(median)
-        rise = max(
-            self._settings.spike_deviations * deviation,
-            self._settings.spike_min_rise * abs(median),
-            self._settings.spike_min_rise_absolute,
-        )
-        limit = median + rise
-        if not observation.loss > limit:
-            return None
-        onset = Point(observation.step, observation.start_position, observation.loss)
-        elevated = median + ELEVATED_SHARE * rise
-        while (newest := self._baseline.newest) is not None and newest.loss > elevated:
-            onset = self._baseline.drop_newest()
-        return Excursion(
-            onset_step=onset.step,
-            onset_position=onset.start_position,
-            median=median,
-            deviation=deviation,
-            limit=limit,
-            peak=observation.loss,
-        )
+        if excursion.newest <= DRIFT:
+            return self._verdict(excursion, last, "near_miss") if excursion.confirmed else None
+        beyond = excursion.confirmed or excursion.evidence >= TWO_OUT or excursion.newest >= GROSS
+        return self._verdict(excursion, last, "incident") if beyond else None
 
-    def _closed(self, excursion: Excursion, observation: Observation, kind: VerdictKind) -> Verdict:
-        self._excursion = None
-        steps = excursion.steps_out + excursion.steps_back
+    def _noise_of(self, expected: Expectation) -> float:
+        size = abs(expected.level)
+        self._highest = expected.level if self._highest is None else max(self._highest, expected.level)
+        has_fallen = self._highest - expected.level >= DESCENDED * expected.noise
+        hovers = size < (HOVERING if has_fallen else NEVER_FALLEN) * expected.noise
+        noise = max(expected.noise, self._settings.spike_min_rise / DRIFT * size)
+        return noise * HOVERING_WIDER if hovers else noise
+
+    def _verdict(self, excursion: Excursion, observation: Observation, kind: VerdictKind) -> Verdict:
         ending = "did not come back" if kind == "incident" else "came back by itself"
+        norms = "; gradients were far too large as well" if self._corroborated else ""
         return Verdict(
             kind=kind,
             detector=self.name,
@@ -123,29 +147,41 @@ class SpikeDetector:
             onset_position=excursion.onset_position,
             step=observation.step,
             position=observation.position,
-            message=f"the loss rose to {excursion.peak:.6g} and {ending}: {excursion.steps_out} of {steps} steps "
-            f"were above {excursion.limit:.6g}, where the recent median is {excursion.median:.6g} and the robust "
-            f"deviation {excursion.deviation:.3g}",
+            severity=excursion.height / LIMIT,
+            may_recover=True,
+            message=f"the loss rose from {excursion.level:.6g} to {excursion.peak:.6g} since step "
+            f"{excursion.onset_step} and {ending}: {excursion.height:.3g} deviations of {excursion.noise:.3g} at "
+            f"its peak{norms}",
             numbers={
-                "loss": observation.loss,
-                "peak": excursion.peak,
+                "level": excursion.level,
+                "noise": excursion.noise,
                 "limit": excursion.limit,
-                "median": excursion.median,
-                "deviation": excursion.deviation,
-                "steps_out": float(excursion.steps_out),
-                "steps_back": float(excursion.steps_back),
-            },
+                "peak": excursion.peak,
+                "steps": float(observation.step - excursion.onset_step + 1),
+                "anomalous_norms": float(self._corroborated),
+            }
+            # Training may end with a NaN, which is not this detector's business.
+            | ({"loss": observation.loss} if math.isfinite(observation.loss) else {}),
         )
 
     def state_dict(self) -> State:
         """Everything that later verdicts depend on."""
         return {
-            "baseline": self._baseline.to_list(),
-            "excursion": None if self._excursion is None else asdict(self._excursion),
+            "test": self._test.state_dict(),
+            "highest": self._highest,
+            "witness": self._witness.state_dict(),
+            "corroborated": self._corroborated,
+            "last_step": self._last_step,
+            "reported": self._reported,
+            "grace": self._grace,
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what `state_dict` returned."""
-        self._baseline = Baseline.from_list(self._settings.spike_window_steps, state["baseline"])
-        excursion = state["excursion"]
-        self._excursion = None if excursion is None else Excursion(**excursion)
+        self._test.load_state_dict(state["test"])
+        self._highest = state["highest"]
+        self._witness.load_state_dict(state["witness"])
+        self._corroborated = state["corroborated"]
+        self._last_step = state["last_step"]
+        self._reported = state["reported"]
+        self._grace = state["grace"]

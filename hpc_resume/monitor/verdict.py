@@ -30,6 +30,13 @@ class Verdict:
     position: int
     """Samples consumed after that step: the suspect data end here."""
 
+    severity: float
+    """How high it went, in its own limits: at 1 a single value is out of bounds, and one that is below was proved by
+    many values. Always finite."""
+
+    may_recover: bool
+    """Whether the loss could still come back by itself; a lost weight can't."""
+
     message: str
     """One sentence with the numbers."""
 

@@ -186,6 +186,10 @@ class LossIncident:
     position: int
     message: str
     numbers: dict[str, float] = field(default_factory=dict)
+    severity: float | None = None
+    """How many times its own limit the anomaly reached; None in journals that are older than this field."""
+    may_recover: bool | None = None
+    """Whether the loss could still have come back by itself; None in journals that are older than this field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +202,10 @@ class NearMiss:
     step: int
     message: str
     numbers: dict[str, float] = field(default_factory=dict)
+    severity: float | None = None
+    """How many times its own limit the anomaly reached; None in journals that are older than this field."""
+    may_recover: bool | None = None
+    """Whether the loss could come back by itself; None in journals that are older than this field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

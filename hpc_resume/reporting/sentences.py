@@ -40,11 +40,12 @@ def sentence(event: ev.Event) -> str | None:  # noqa: C901, PLR0911, PLR0912 - o
                 return "starts at the beginning"
             return f"goes on after step {event.step} from checkpoint {event.checkpoint}"
         case ev.LossIncident():
-            return f"loss incident since step {event.onset_step}, seen at step {event.step} ({event.detector}): " + (
-                event.message
+            return (
+                f"loss incident since step {event.onset_step}, seen at step {event.step} ({_gravity(event)}): "
+                f"{event.message}"
             )
         case ev.NearMiss():
-            return f"near miss at step {event.onset_step} ({event.detector}): {event.message}"
+            return f"near miss at step {event.onset_step} ({_gravity(event)}): {event.message}"
         case ev.StopAgreed():
             return f"all ranks left at step {event.step}" + (" and saved there" if event.checkpoint else "")
         case ev.ReplayDiffers():
@@ -80,6 +81,16 @@ def _of_checkpoint(event: ev.Event) -> str | None:
             return f"a save failed: {event.message}"
         case _:
             return None
+
+
+def _gravity(event: ev.LossIncident | ev.NearMiss) -> str:
+    """Say which detector spoke, and how far beyond its limit the training was, as far as that is known."""
+    said = event.detector
+    if event.severity is not None and event.severity > 1:
+        said += f", {event.severity:.3g} times its limit"
+    if event.may_recover is False:
+        said += ", can't recover"
+    return said
 
 
 def concerns(event: ev.Event, run: int) -> bool:

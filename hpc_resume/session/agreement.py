@@ -20,6 +20,7 @@ class Reduced:
 
     loss: float
     grad_norm: float | None
+    loss_scale: float | None
     skipped: bool
     stop: bool
     written: bool
@@ -35,25 +36,24 @@ class Agreement:
         self.world_size = dist.get_world_size()
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
-    def start_reduce(self, loss: Any, grad_norm: Any, *, skipped: bool, stop: bool, written: bool) -> PendingReduction:
-        """Begin to sum [loss, norm, ranks, stop, skipped, norm known, written] over all ranks, without waiting for it.
+    def start_reduce(
+        self, loss: Any, grad_norm: Any, *, loss_scale: Any = None, skipped: bool, stop: bool, written: bool
+    ) -> PendingReduction:
+        """Begin to sum one small vector over all ranks, without waiting for it.
 
-        Loss and norm are floats or scalar tensors. Those on a GPU stay there, so that nothing here makes the host wait
-        for it. Skips and norms are global already, so rank 0 speaks for all.
+        Loss, norm and loss scale are floats or scalar tensors. With a loss on a GPU the sum is made there, and nothing
+        here makes the host wait for it; the kind of the loss must be the same on all ranks. Skips, norms and loss
+        scales are global already, so rank 0 speaks for all.
         """
-        value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
-        norm = grad_norm if self.rank == 0 else None
-        rest = [1.0, float(stop), float(skipped and self.rank == 0), float(norm is not None), float(written)]
-        vector = torch.zeros(7, dtype=torch.float64, device=value.device)
-        vector[0] = value
-        if norm is not None:
-            vector[1] = norm if isinstance(norm, torch.Tensor) and norm.is_cuda else float(norm)
-        if not vector.is_cuda:
-            vector[2:] = torch.tensor(rest, dtype=torch.float64)
-            return PendingReduction(vector, dist.all_reduce(vector, group=self.group, async_op=True))
-        # Only copies from and to pinned memory leave the host free.
-        vector[2:].copy_(torch.tensor(rest, dtype=torch.float64, pin_memory=True), non_blocking=True)
-        return PendingOnGpu(vector, dist.all_reduce(vector, async_op=True))
+        first = self.rank == 0
+        norm, scale = (grad_norm, loss_scale) if first else (None, None)
+        # `PendingReduction.read` takes them in this order.
+        values = [loss, norm, norm is not None, scale, scale is not None, skipped and first, stop, written, True]
+        if isinstance(loss, torch.Tensor) and loss.is_cuda:
+            vector = _on_gpu(values, loss.device)
+            return PendingOnGpu(vector, dist.all_reduce(vector, async_op=True))
+        vector = torch.tensor([_as_float(value) for value in values], dtype=torch.float64)
+        return PendingReduction(vector, dist.all_reduce(vector, group=self.group, async_op=True))
 
     def from_rank_0(self, value: T) -> T:
         """Return rank 0's value on every rank."""
@@ -78,10 +78,11 @@ class PendingReduction:
 
     def read(self) -> Reduced:
         """Wait for the sum and return it in words."""
-        loss, norm, ranks, stop, skipped, norm_known, written = self._sums()
+        loss, norm, norm_known, scale, scale_known, skipped, stop, written, ranks = self._sums()
         return Reduced(
             loss=loss / ranks,
             grad_norm=norm if norm_known else None,
+            loss_scale=scale if scale_known else None,
             skipped=skipped > 0,
             stop=stop > 0,
             written=written == ranks,
@@ -106,9 +107,36 @@ class PendingOnGpu(PendingReduction):
         self._host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
         self._host.copy_(vector, non_blocking=True)
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._arrived.record()
+        # The stream of the copy, which need not be that of the current device.
+        self._arrived.record(torch.cuda.current_stream(vector.device))
 
     def _sums(self) -> list[float]:
         self._arrived.synchronize()
         sums: list[float] = self._host.tolist()
         return sums
+
+
+def _on_gpu(values: list[Any], device: torch.device) -> torch.Tensor:
+    """Return the values as a vector on a GPU, without the host waiting for anything that is in its stream.
+
+    Copies from pinned memory don't wait, copies from other memory do. torch hands out pinned memory again only after
+    the copies from and to it have run, so new buffers are asked for in every step and none is overwritten too early; a
+    few are made in the first steps, and those are used from then on.
+    """
+    there = {
+        place: value.detach().reshape(())
+        for place, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and value.is_cuda
+    }
+    here = [0.0 if place in there else _as_float(value) for place, value in enumerate(values)]
+    vector = torch.tensor(here, dtype=torch.float64, pin_memory=True).to(device, non_blocking=True)
+    for place, value in there.items():
+        vector[place].copy_(value, non_blocking=True)
+    return vector
+
+
+def _as_float(value: Any) -> float:
+    """Return a number that is on the host, or is to be waited for; 0 for None."""
+    if value is None:
+        return 0.0
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)

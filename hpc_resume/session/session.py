@@ -21,7 +21,7 @@ from hpc_resume.session.interval import SaveInterval
 from hpc_resume.session.rank_state import RankState, Stateful
 from hpc_resume.session.recorder import Recorder
 from hpc_resume.session.saver import Saver
-from hpc_resume.session.verdicts import as_event, result_incident
+from hpc_resume.session.verdicts import as_event, follows_loss_incident, result_incident
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +119,9 @@ class Session:
             problem = self._rank_state.restore(loaded, self._monitor, segments, plan.step)
             if problem is not None:
                 self._recorder.record(ev.Disagreement(message=problem))
+            # What was being watched at the save came from samples that will not come again, or not so.
+            if loaded.segments < len(segments) or follows_loss_incident(self._recorder.history):
+                self._monitor.rewound()
             break
         plan = self._recorder.history.plan_decision.plan
         if self.running and plan is not None:
@@ -152,6 +155,7 @@ class Session:
         loss: Any,
         *,
         grad_norm: Any = None,
+        loss_scale: Any = None,
         skipped: bool = False,
         learning_rate: float = 0.0,
         samples: list[int] | None = None,
@@ -159,8 +163,11 @@ class Session:
         """Note one finished optimizer step; return whether the loop goes on with the batches that it has.
 
         `loss` is this rank's mean over its micro batches, a float or a scalar tensor that is not waited for;
-        `grad_norm` (like the loss, a float or a tensor) and `skipped` are the framework's global ones; `samples` are
-        this rank's, for the record.
+        `grad_norm` and `loss_scale` (fp16's), floats or tensors like the loss, and `skipped` are the framework's
+        global ones; `samples` are this rank's, for the record.
+
+        What the ranks tell each other is read in the call after, when the next step is under way; only where a
+        checkpoint is due, or training ends, is it waited for.
         """
         if self._stale:
             raise RuntimeError("training was rolled back: leave the loop when `step` says no, and call `batches` again")
@@ -176,7 +183,12 @@ class Session:
         )
         self._recorder.trained(entry.step, loss, samples or [])
         reduction = self._agreement.start_reduce(
-            loss, grad_norm, skipped=skipped, stop=self._stop_requested(), written=self._saver.is_written()
+            loss,
+            grad_norm,
+            loss_scale=loss_scale,
+            skipped=skipped,
+            stop=self._stop_requested(),
+            written=self._saver.is_written(),
         )
         self._read_pending()
         self._pending = (entry, reduction)
@@ -276,6 +288,7 @@ class Session:
                 position=entry.position,
                 loss=seen.loss,
                 grad_norm=seen.grad_norm,
+                loss_scale=seen.loss_scale,
                 skipped=seen.skipped,
                 weights_at_risk=self._weights_at_risk,
             )

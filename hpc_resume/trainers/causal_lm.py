@@ -19,6 +19,7 @@ from hpc_resume.trainers.engine import (
     close_engine,
     device_name,
     get_learning_rate,
+    loss_scale,
     protects_weights,
     set_learning_rate,
     step_health,
@@ -94,7 +95,12 @@ def _train_step(
         losses.append(loss.detach())
     grad_norm, skipped = step_health(engine)
     return session.step(
-        torch.stack(losses).mean(), grad_norm=grad_norm, skipped=skipped, learning_rate=rate, samples=samples
+        torch.stack(losses).mean(),
+        grad_norm=grad_norm,
+        loss_scale=loss_scale(engine),
+        skipped=skipped,
+        learning_rate=rate,
+        samples=samples,
     )
 
 

@@ -114,6 +114,17 @@ def step_health(engine: Engine) -> tuple[Any, bool]:
     return (float("inf") if skipped and norm is not None else norm), skipped
 
 
+def loss_scale(engine: Engine) -> float | None:
+    """What DeepSpeed multiplies the next loss by, where it looks for that number itself (fp16); else None.
+
+    The same on all ranks, and a number on the host: nothing is waited for. `resolve_deepspeed` refuses fp16, so this is
+    for loops with an engine of their own, too.
+    """
+    if not (engine.fp16_enabled() and engine.dynamic_loss_scale()):
+        return None
+    return float(engine.optimizer.loss_scale)
+
+
 def protects_weights(engine: Engine) -> bool:
     """Whether DeepSpeed skips a step with non-finite gradients, so that the weights survive it.
 

@@ -145,7 +145,7 @@ cluster: {kind: slurm, nodes: 2, partition: '007', sbatch: {constraint: 'a100&nv
 model: {config: {model_type: llama, rope: null, note: 'a: "b" # c', version: '1e3', template: '\\${x}'}, tokenizer: x/y}
 data: {paths: ['*.txt'], max_samples: 10}
 training: {deepspeed: zero.json, learning_rate: 1e-5, min_learning_rate: 1e-7, adam_betas: [0.8, 0.99]}
-monitor: {loss_threshold: 5}
+monitor: {loss_watchdog_threshold: 5}
 recovery: {perturb_on: [loss]}
 faults: [{kind: rank_kill, step: 3, rank: 1}]
 sweep:

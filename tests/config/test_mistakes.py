@@ -61,8 +61,8 @@ WRONG_KEYS = {
         "learning_rate is not a setting; did you mean training.learning_rate?",
     ),
     "in monitor": (
-        "monitor: {spike_deviation: 3}",
-        "monitor.spike_deviation is not a setting; did you mean monitor.spike_deviations?",
+        "monitor: {spike_minrise: 3}",
+        "monitor.spike_minrise is not a setting; did you mean monitor.spike_min_rise?",
     ),
     "in recovery": ("recovery: {preste: x}", "recovery.preste is not a setting; did you mean recovery.preset?"),
     "in a fault": ("faults: [{stp: 4}]", "faults[0].stp is not a setting; did you mean faults[0].step?"),
@@ -268,8 +268,8 @@ BAD_OVERRIDES = {
         "training.warmup_steps is 10; it must be from 0 to training.steps (5)",
     ),
     "the other half of a combination": (
-        "monitor.spike_window_steps=10",
-        "monitor.spike_warmup_steps is 20; it must not exceed monitor.spike_window_steps (10)",
+        "monitor.spike_window_steps=4",
+        "monitor.spike_warmup_steps is 5; it must not exceed monitor.spike_window_steps (4)",
     ),
     "below a file's name": (
         "training.deepspeed.zero_optimization.stage=3",

@@ -1,45 +1,49 @@
 from __future__ import annotations
 
+import functools
 import json
 import math
-import random
+import pickle
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from monitor.curves import fallen, level, observed, outline, raised, watched
 
 from hpc_resume.errors import CheckpointError
 from hpc_resume.monitor import Monitor, MonitorSettings
 
-SETTINGS = MonitorSettings(
+SHORT = MonitorSettings(
     spike_window_steps=16,
     spike_warmup_steps=4,
     spike_patience_steps=3,
-    loss_threshold=50.0,
-    loss_patience_steps=3,
+    loss_watchdog_threshold=50.0,
     skipped_patience_steps=3,
+    zero_patience_steps=4,
 )
-"""Short enough that everything happens within the curves that hypothesis makes up."""
+"""Short enough that much happens within the curves that hypothesis makes up."""
 
+ANY = st.one_of(
+    st.floats(),
+    st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 2.2e-308, 1e308, -1e308, 1.7e308, math.nan, math.inf, -math.inf]),
+)
+LOSS = st.one_of(st.floats(2.0, 2.1), st.floats(2.0, 2.1), st.floats(2.0, 100.0), ANY)
 STEPS = st.lists(
     st.fixed_dictionaries(
         {
-            "loss": st.one_of(
-                st.floats(2.0, 2.1),
-                st.floats(2.0, 2.1),
-                st.floats(2.0, 100.0),
-                st.floats(allow_nan=True, allow_infinity=True),
-            ),
-            "grad_norm": st.one_of(st.none(), st.just(1.0), st.floats(allow_nan=True, allow_infinity=True)),
+            "loss": LOSS,
+            "grad_norm": st.one_of(st.none(), st.just(1.0), ANY),
+            "loss_scale": st.one_of(st.none(), st.just(65536.0), ANY),
             "skipped": st.sampled_from([False, False, False, True]),
             "weights_at_risk": st.sampled_from([False, False, False, True]),
         }
     ),
-    max_size=100,
+    max_size=80,
 )
 
 
-def told(monitor, observed, steps, first=0):
+def told(monitor, steps, first=0):
     """The monitor's answer to each step."""
     return [monitor.observe(observed(first + index, **fields)) for index, fields in enumerate(steps)]
 
@@ -48,121 +52,273 @@ def through_json(state):
     return json.loads(json.dumps(state, allow_nan=False))
 
 
-def eventful_curve(steps: int, seed: int):
-    """Noise with spikes, divergences, skips and NaN in it, so that a split may fall into any of them."""
-    rng = random.Random(seed)
-    losses = [2.0 + rng.gauss(0.0, 0.02) for _ in range(steps)]
-    fields = [{"loss": loss, "skipped": False} for loss in losses]
-    for _ in range(steps // 15):
-        at, length = rng.randrange(steps), rng.randrange(1, 7)
-        kind = rng.choice(["spike", "spike", "ramp", "skip", "nan", "high"])
-        for offset, step in enumerate(fields[at : at + length]):
+def resumed_from(monitor, chosen):
+    fresh = Monitor(chosen)
+    fresh.load_state_dict(through_json(monitor.state_dict()))
+    return fresh
+
+
+def assert_sound(verdict):
+    json.dumps([verdict.numbers, verdict.severity], allow_nan=False)
+    assert verdict.kind in ("incident", "near_miss")
+    assert verdict.severity >= 0
+    assert verdict.onset_step <= verdict.step
+    assert verdict.onset_position < verdict.position
+    assert verdict.message
+    assert "\n" not in verdict.message
+
+
+EVENTFUL = MonitorSettings(loss_watchdog_threshold=30.0)
+
+
+@functools.cache
+def eventful(seed: int, steps: int = 3000):
+    """A loss that falls, steps up, climbs slowly, spikes, is stuck at zero, and is NaN or skipped now and then."""
+    rng = Random(seed)
+    losses = fallen(steps, seed=seed)
+    for at in range(1200, steps, 1500):
+        losses = raised(losses, at + rng.randrange(50), 0.05, until=at + 500)
+        losses = raised(losses, at + 700 + rng.randrange(50), rng.choice([0.1, 0.2]), over=500, until=at + 1400)
+    fields = [
+        {"loss": loss, "grad_norm": rng.gauss(1.0, 0.05), "skipped": False, "loss_scale": 1024.0} for loss in losses
+    ]
+    for _ in range(steps // 60):
+        at, kind = rng.randrange(steps), rng.choice(["spike", "spike", "pair", "skip", "nan", "high", "zero"])
+        for step in fields[at : at + rng.randrange(1, 20)][: 2 if kind == "pair" else None]:
             if kind == "skip":
-                step["skipped"] = True
+                step.update(skipped=True, grad_norm=math.inf)
             else:
-                step["loss"] = {"spike": 4.0, "ramp": 2.06 + 0.2 * offset, "nan": math.nan, "high": 60.0}[kind]
+                high = {"spike": 4.0, "pair": 4.0, "nan": math.nan, "high": 60.0, "zero": 0.0}[kind]
+                step.update(loss=high * rng.uniform(0.9, 1.1), grad_norm=9.0, loss_scale=rng.choice([1024.0, 0.5]))
     return fields
 
 
+@functools.cache
+def watched_whole(seed: int):
+    """The verdicts of an unbroken run over that curve, and the steps before which something was being watched."""
+    monitor, answers, busy = Monitor(EVENTFUL), [], []
+    for index, fields in enumerate(eventful(seed)):
+        if monitor.pending:
+            busy.append(index)
+        answers.append(monitor.observe(observed(index, **fields)))
+    return answers, busy
+
+
+def being_watched(state):
+    """What the state of a monitor says that is going on."""
+    found = {
+        "spike": state["spike"]["test"]["excursion"],
+        "plateau": state["plateau"]["test"]["excursion"],
+        "divergence": state["divergence"]["climb"],
+        "non_finite": state["non_finite"]["streak"],
+        "overflow": state["overflow"]["zeros"],
+        "threshold": state["threshold"]["streak"],
+    }
+    return {name for name, what in found.items() if what is not None}
+
+
 @given(steps=STEPS)
-def test_any_floats_are_taken_without_an_error_and_leave_strict_json(observed, steps):
-    monitor = Monitor(SETTINGS)
+def test_any_floats_are_taken_without_an_error_and_leave_strict_json(steps):
+    monitor = Monitor(SHORT)
     for index, fields in enumerate(steps):
         verdict = monitor.observe(observed(index, **fields))
         if verdict is not None:
-            json.dumps(verdict.numbers, allow_nan=False)
-            assert verdict.onset_step <= verdict.step
-            assert verdict.onset_position < verdict.position
-            assert verdict.message
-    json.dumps(monitor.state_dict(), allow_nan=False)
+            assert_sound(verdict)
+        through_json(monitor.state_dict())
+    verdict = monitor.close()
+    if verdict is not None:
+        assert_sound(verdict)
 
 
-@given(steps=STEPS, cut=st.integers(0, 100))
-def test_a_state_saved_anywhere_and_loaded_gives_the_same_verdicts(observed, steps, cut):
-    unbroken = told(Monitor(SETTINGS), observed, steps)
-    first, resumed = Monitor(SETTINGS), Monitor(SETTINGS)
-    told(first, observed, steps[:cut])
-    resumed.load_state_dict(through_json(first.state_dict()))
-    assert resumed.pending == first.pending
-    assert told(resumed, observed, steps[cut:], first=cut) == unbroken[cut:]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_state_saved_at_each_step_of_an_eventful_curve_gives_the_same_verdicts(observed, seed):
-    steps = eventful_curve(300, seed)
-    unbroken, broken = Monitor(SETTINGS), Monitor(SETTINGS)
-    spoken = set()
-    for index, fields in enumerate(steps):
-        fresh = Monitor(SETTINGS)
-        fresh.load_state_dict(through_json(broken.state_dict()))
-        broken = fresh
-        verdict = unbroken.observe(observed(index, **fields))
-        assert broken.observe(observed(index, **fields)) == verdict
-        assert broken.state_dict() == unbroken.state_dict()
+@settings(max_examples=30)
+@given(steps=STEPS.filter(bool), rise=st.sampled_from([0.0, 0.02]))
+def test_any_floats_are_taken_for_so_long_that_every_detector_judges_them(steps, rise):
+    chosen = MonitorSettings(spike_min_rise=rise, plateau_min_rise=rise, divergence_min_rise=rise)
+    monitor = Monitor(chosen)
+    for index in range(900):
+        verdict = monitor.observe(observed(index, **steps[index % len(steps)]))
         if verdict is not None:
-            spoken.add((verdict.detector, verdict.kind))
-    # Without these the test would prove little.
-    assert {("spike", "near_miss"), ("spike", "incident"), ("non_finite", "incident")} <= spoken
+            assert_sound(verdict)
+        if index % 32 == 31:
+            through_json(monitor.state_dict())
 
 
-@given(steps=STEPS, later=STEPS, cut=st.integers(0, 100))
-def test_a_verdict_never_depends_on_later_points(observed, steps, later, cut):
-    whole = told(Monitor(SETTINGS), observed, steps)
-    other = told(Monitor(SETTINGS), observed, steps[:cut] + later)
+def test_noise_as_small_as_a_float_can_be_leaves_strict_json():
+    monitor = Monitor(MonitorSettings(spike_min_rise=0.0))
+    for index, loss in enumerate([0.0, 5e-324] * 20 + [1e300] * 12):
+        verdict = monitor.observe(observed(index, loss))
+        through_json(monitor.state_dict())
+        if verdict is not None:
+            assert_sound(verdict)
+
+
+@given(steps=STEPS, cut=st.integers(0, 80))
+def test_a_state_saved_anywhere_and_loaded_gives_the_same_verdicts(steps, cut):
+    unbroken, first = Monitor(SHORT), Monitor(SHORT)
+    answers = told(unbroken, steps)
+    told(first, steps[:cut])
+    resumed = resumed_from(first, SHORT)
+    assert resumed.pending == first.pending
+    assert told(resumed, steps[cut:], first=cut) == answers[cut:]
+    if cut < len(steps):
+        assert resumed.close() == unbroken.close()
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 3), data=st.data())
+def test_killed_and_resumed_at_any_step_gives_the_verdicts_of_an_unbroken_run(seed, data):
+    steps, (answers, busy) = eventful(seed), watched_whole(seed)
+    # Every other cut falls into something that is going on.
+    cut = data.draw(st.one_of(st.sampled_from(busy), st.integers(0, len(steps))))
+    again = min(len(steps), cut + data.draw(st.integers(0, 50)))
+    first = Monitor(EVENTFUL)
+    assert told(first, steps[:cut]) == answers[:cut]
+    resumed = resumed_from(first, EVENTFUL)
+    assert told(resumed, steps[cut:again], first=cut) == answers[cut:again]
+    resumed = resumed_from(resumed, EVENTFUL)
+    assert told(resumed, steps[again:], first=again) == answers[again:]
+
+
+def test_killed_and_resumed_at_each_step_gives_the_verdicts_of_an_unbroken_run():
+    answers, _ = watched_whole(0)
+    monitor, unbroken, cut_into, spoken = Monitor(EVENTFUL), Monitor(EVENTFUL), set(), set()
+    for index, (fields, expected) in enumerate(zip(eventful(0), answers, strict=True)):
+        state = through_json(monitor.state_dict())
+        assert state == unbroken.state_dict()
+        unbroken.observe(observed(index, **fields))
+        cut_into |= being_watched(state)
+        monitor = Monitor(EVENTFUL)
+        monitor.load_state_dict(state)
+        assert monitor.observe(observed(index, **fields)) == expected
+        if expected is not None:
+            spoken.add((expected.detector, expected.kind))
+    # Without these it would prove little.
+    assert cut_into == {"spike", "plateau", "divergence", "non_finite", "overflow", "threshold"}
+    assert {("spike", "near_miss"), ("spike", "incident"), ("plateau", "incident")} <= spoken
+    assert {("divergence", "incident"), ("non_finite", "incident"), ("overflow", "incident")} <= spoken
+
+
+@given(steps=STEPS, later=STEPS, cut=st.integers(0, 80))
+def test_a_verdict_never_depends_on_later_points(steps, later, cut):
+    whole = told(Monitor(SHORT), steps)
+    other = told(Monitor(SHORT), steps[:cut] + later)
     assert other[: len(steps[:cut])] == whole[:cut]
 
 
-def test_the_state_stays_bounded_over_five_thousand_eventful_steps(observed):
-    monitor = Monitor(MonitorSettings(loss_threshold=50.0))
-    sizes = []
-    for index, fields in enumerate(eventful_curve(5000, seed=7)):
-        monitor.observe(observed(index, **fields))
-        sizes.append(len(json.dumps(monitor.state_dict())) if index % 50 == 0 else 0)
-    assert max(sizes) < 8_000
+@pytest.mark.parametrize("cut", [900, 1300, 2150])
+def test_the_verdicts_of_a_prefix_are_a_prefix_of_the_verdicts(cut):
+    answers, _ = watched_whole(1)
+    assert told(Monitor(EVENTFUL), eventful(1)[:cut]) == answers[:cut]
+    assert told(Monitor(EVENTFUL), eventful(1)[:cut] + eventful(2)[cut : cut + 50])[:cut] == answers[:cut]
 
 
-def test_saved_state_does_not_change_when_the_monitor_goes_on(observed, watched, healthy):
-    monitor = Monitor(MonitorSettings())
-    watched(healthy(50), monitor)
+def test_a_hundred_thousand_steps_use_bounded_memory_and_a_small_state():
+    monitor, steps = Monitor(EVENTFUL), eventful(0)
+    states, whole = [], []
+    for index in range(100_000):
+        monitor.observe(observed(index, **steps[index % len(steps)]))
+        if index % 500 == 499:
+            states.append(len(json.dumps(monitor.state_dict(), allow_nan=False)))
+            whole.append(len(pickle.dumps(monitor)))
+    assert max(states) < 64 * 1024
+    # Whatever it holds, also what it does not save.
+    assert max(whole[len(whole) // 2 :]) <= 1.05 * max(whole[: len(whole) // 2])
+
+
+def test_saved_state_does_not_change_when_the_monitor_goes_on():
+    monitor = Monitor(EVENTFUL)
+    told(monitor, eventful(0)[:1500])
     saved = monitor.state_dict()
     copy = through_json(saved)
-    told(monitor, observed, [{"loss": 9.0}, {"loss": math.nan, "skipped": True}], first=50)
+    told(monitor, eventful(0)[1500:1700], first=1500)
     assert saved == copy
 
 
-def test_an_incident_goes_before_a_near_miss_with_an_earlier_onset(observed, watched, healthy):
+def test_an_incident_goes_before_a_near_miss_with_an_earlier_onset():
     monitor = Monitor(MonitorSettings(skipped_patience_steps=1))
-    watched([*healthy(100), 6.0], monitor)
-    verdict = monitor.observe(observed(101, 2.5, skipped=True))
-    assert (verdict.kind, verdict.detector, verdict.onset_step) == ("incident", "non_finite", 102)
-    assert not monitor.pending
+    assert watched([*level(100), 6.0, 6.0, 6.0, 2.4], monitor) == []
+    # The spike comes back with this step.
+    verdict = monitor.observe(observed(104, 2.4, skipped=True))
+    assert (verdict.kind, verdict.detector, verdict.onset_step) == ("incident", "non_finite", 105)
+    assert not monitor.state_dict()["spike"]["test"]["excursion"]
 
 
-def test_of_two_incidents_the_earlier_onset_is_named(watched, healthy):
-    monitor = Monitor(MonitorSettings(loss_threshold=5.0, loss_patience_steps=3, spike_patience_steps=5))
-    verdicts = watched([*healthy(100), 4.0, 4.0, 6.0, 6.0, 6.0], monitor)
-    assert [(verdict.detector, verdict.onset_step) for verdict in verdicts] == [("spike", 101)]
+def test_of_two_incidents_the_earlier_onset_is_named():
+    monitor = Monitor(MonitorSettings(loss_watchdog_threshold=5.0, spike_patience_steps=5))
+    verdicts = watched([*level(100), 4.0, 4.0, 6.0, 6.0, 6.0], monitor)
+    assert outline(verdicts) == [("incident", "spike", 101, 105)]
 
 
-def test_every_detector_makes_the_monitor_pending(observed):
-    for fields in ({"loss": 2.0, "skipped": True}, {"loss": 9.0}):
-        monitor = Monitor(MonitorSettings(loss_threshold=5.0))
-        assert not monitor.pending
-        told(monitor, observed, [fields])
-        assert monitor.pending
+@pytest.mark.parametrize(
+    ("losses", "last"),
+    [
+        pytest.param([], {"loss": 2.0, "skipped": True}, id="non_finite"),
+        pytest.param([2.5], {"loss": 9.0}, id="threshold"),
+        pytest.param(level(50), {"loss": 4.0}, id="spike"),
+        pytest.param(level(50), {"loss": 0.0}, id="overflow"),
+        pytest.param(raised(fallen(1223), 1200, 0.06), {"loss": 2.65}, id="plateau"),
+        pytest.param(raised(fallen(2207), 2000, 0.025), {"loss": 2.56}, id="divergence"),
+    ],
+)
+def test_every_detector_makes_the_monitor_pending(losses, last, request):
+    monitor = Monitor(MonitorSettings(loss_watchdog_threshold=8.0))
+    watched(losses, monitor)
+    monitor.observe(observed(len(losses), **last))
+    assert monitor.pending
+    assert request.node.callspec.id in being_watched(monitor.state_dict())
 
 
-def test_skipped_steps_are_counted_over_a_resume(observed):
-    first, resumed = Monitor(SETTINGS), Monitor(SETTINGS)
-    told(first, observed, [{"loss": 2.0, "skipped": True}])
-    resumed.load_state_dict(first.state_dict())
-    told(resumed, observed, [{"loss": 2.0}, {"loss": 2.0, "skipped": True}], first=1)
-    assert resumed.bad_steps == 2
+def test_nothing_is_pending_on_a_calm_curve_but_for_a_few_steps():
+    monitor, pending = Monitor(MonitorSettings()), 0
+    for index, loss in enumerate(level(1000)):
+        assert monitor.observe(observed(index, loss)) is None
+        pending += monitor.pending
+    assert pending < 20
 
 
-def test_unknown_state_is_ignored_and_missing_state_means_a_fresh_detector(watched, healthy):
+def test_the_end_of_training_is_judged_by_every_detector_and_the_gravest_is_named():
+    monitor = Monitor(MonitorSettings(loss_watchdog_threshold=5.0))
+    assert watched([*level(100), 4.0, 6.0, 6.0], monitor) == []
+    verdict = monitor.close()
+    assert (verdict.kind, verdict.detector, verdict.onset_step, verdict.step) == ("incident", "spike", 101, 103)
+    assert Monitor(MonitorSettings()).close() is None
+
+
+def test_the_end_of_training_in_a_nan_within_a_spike_has_finite_numbers():
     monitor = Monitor(MonitorSettings())
-    watched([*healthy(100), 6.0], monitor)
+    watched([*level(100), 6.0, 6.0, 6.0], monitor)
+    assert monitor.observe(observed(103, math.nan, skipped=True)) is None
+    verdict = monitor.close()
+    assert verdict.detector == "spike"
+    assert_sound(verdict)
+
+
+def test_a_rollback_brings_a_grace_that_is_saved_with_the_state():
+    monitor = Monitor(MonitorSettings())
+    watched(level(200, noise=0.01), monitor)
+    monitor.rewound()
+    resumed = resumed_from(monitor, MonitorSettings())
+    after = [2.5 + 8 * 0.04375] * 3 + [2.4] * 3
+    assert watched(after, resumed, first=200) == []
+    without = Monitor(MonitorSettings())
+    watched(level(200, noise=0.01), without)
+    assert [verdict.kind for verdict in watched(after, without, first=200)] == ["near_miss"]
+
+
+def test_what_was_being_watched_is_dropped_when_training_goes_on_with_other_samples():
+    monitor = Monitor(MonitorSettings(loss_watchdog_threshold=5.0))
+    losses = raised(fallen(2200), 2000, 0.025)
+    watched(losses, monitor)
+    told(monitor, [{"loss": loss, "skipped": True} for loss in (4.0, 6.0)], first=2200)
+    assert being_watched(monitor.state_dict()) >= {"spike", "plateau", "divergence", "non_finite", "threshold"}
+    monitor.rewound()
+    assert not monitor.pending
+    assert being_watched(monitor.state_dict()) == set()
+
+
+def test_unknown_state_is_ignored_and_missing_state_means_a_fresh_detector():
+    monitor = Monitor(MonitorSettings())
+    watched([*level(100), 6.0], monitor)
     state = monitor.state_dict()
     del state["spike"]
     monitor.load_state_dict(state | {"tea_leaves": {"cups": 3}})
@@ -171,18 +327,21 @@ def test_unknown_state_is_ignored_and_missing_state_means_a_fresh_detector(watch
     assert monitor.state_dict() == state | {"spike": fresh["spike"]}
 
 
-def test_state_loads_into_a_shorter_window(watched, healthy):
+def test_state_loads_into_a_shorter_window():
     long, short = Monitor(MonitorSettings()), Monitor(MonitorSettings(spike_window_steps=30))
-    watched(healthy(200), long)
+    watched(level(200), long)
     short.load_state_dict(long.state_dict())
-    assert [step for step, _, _ in short.state_dict()["spike"]["baseline"]] == list(range(171, 201))
+    errors = [monitor.state_dict()["spike"]["test"]["forecast"]["errors"] for monitor in (long, short)]
+    assert errors[1] == errors[0][-30:]
 
 
-def test_damaged_state_is_an_error_of_one_line_and_changes_nothing(watched, healthy):
-    monitor = Monitor(MonitorSettings())
-    watched(healthy(50), monitor)
-    before = monitor.state_dict()
-    with pytest.raises(CheckpointError, match="detector spike") as caught:
-        monitor.load_state_dict({"spike": {"baseline": [[1, 2]], "excursion": None}})
+@pytest.mark.parametrize("name", ["non_finite", "overflow", "threshold", "spike", "plateau", "divergence"])
+@pytest.mark.parametrize("damage", [{}, [], None, 7], ids=repr)
+def test_damaged_state_is_an_error_of_one_line_and_the_other_detectors_go_on(name, damage):
+    before, monitor = Monitor(EVENTFUL), Monitor(EVENTFUL)
+    told(before, eventful(0)[:1500])
+    saved = before.state_dict()
+    with pytest.raises(CheckpointError, match=f"state of {name} ") as caught:
+        monitor.load_state_dict(saved | {name: damage})
     assert "\n" not in str(caught.value)
-    assert monitor.state_dict() == before
+    assert monitor.state_dict() == saved | {name: Monitor(EVENTFUL).state_dict()[name]}

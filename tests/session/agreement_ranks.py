@@ -25,16 +25,20 @@ def main(folder: Path) -> None:
     rank = agreement.rank
 
     def reduce(
-        loss: Any, norm: Any, *, skipped: bool = False, stop: bool = False, written: bool = True
+        loss: Any, norm: Any, scale: Any = None, *, skipped: bool = False, stop: bool = False, written: bool = True
     ) -> dict[str, Any]:
         return dataclasses.asdict(
-            agreement.start_reduce(loss, norm, skipped=skipped, stop=stop, written=written).read()
+            agreement.start_reduce(loss, norm, loss_scale=scale, skipped=skipped, stop=stop, written=written).read()
         )
 
     told: dict[str, Any] = {
         "mean": reduce(torch.tensor(1.0 + rank), 0.5 + rank),
         "plain": reduce(1.0 + rank, None),
         "norm as tensor": reduce(torch.tensor(2.0, requires_grad=True), torch.tensor(0.25)),
+        "many bits": reduce(1.1, None),
+        "loss scale as number": reduce(1.0, None, 4096.0 / (1 + rank)),
+        "loss scale as tensor": reduce(1.0, None, torch.tensor(4096.0 / (1 + rank))),
+        "loss scale of 0": reduce(1.0, None, 0.0),
         "stop on one": reduce(1.0, 1.0, stop=rank == 1),
         "skipped": reduce(1.0, float("inf"), skipped=True),
         "skipped on rank 1 only": reduce(1.0, 1.0, skipped=rank == 1),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.training import environment
 
+HEALTHY = {"loss_scale": None, "skipped": False, "stop": False, "written": True}
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -32,12 +34,25 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_loss_is_the_mean_and_the_norm_is_rank_0s(told: dict[str, Any]) -> None:
-    assert told["mean"] == {"loss": 1.5, "grad_norm": 0.5, "skipped": False, "stop": False, "written": True}
-    assert told["plain"] == {"loss": 1.5, "grad_norm": None, "skipped": False, "stop": False, "written": True}
+    assert told["mean"] == {**HEALTHY, "loss": 1.5, "grad_norm": 0.5}
+    assert told["plain"] == {**HEALTHY, "loss": 1.5, "grad_norm": None}
 
 
 def test_loss_and_norm_may_be_tensors(told: dict[str, Any]) -> None:
-    assert told["norm as tensor"] == {"loss": 2.0, "grad_norm": 0.25, "skipped": False, "stop": False, "written": True}
+    assert told["norm as tensor"] == {**HEALTHY, "loss": 2.0, "grad_norm": 0.25}
+
+
+def test_a_plain_number_loses_no_bits(told: dict[str, Any]) -> None:
+    assert told["many bits"]["loss"] == 1.1
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_the_loss_scale_is_rank_0s(told: dict[str, Any], kind: str) -> None:
+    assert told[f"loss scale as {kind}"] == {**HEALTHY, "loss": 1.0, "grad_norm": None, "loss_scale": 4096.0}
+
+
+def test_a_loss_scale_of_0_is_one(told: dict[str, Any]) -> None:
+    assert told["loss scale of 0"]["loss_scale"] == 0.0
 
 
 def test_one_rank_that_was_asked_to_stop_is_enough(told: dict[str, Any]) -> None:
@@ -46,7 +61,7 @@ def test_one_rank_that_was_asked_to_stop_is_enough(told: dict[str, Any]) -> None
 
 
 def test_rank_0_says_whether_the_step_was_skipped(told: dict[str, Any]) -> None:
-    assert told["skipped"] == {"loss": 1.0, "grad_norm": float("inf"), "skipped": True, "stop": False, "written": True}
+    assert told["skipped"] == {**HEALTHY, "loss": 1.0, "grad_norm": float("inf"), "skipped": True}
     assert told["skipped on rank 1 only"]["skipped"] is False
 
 
