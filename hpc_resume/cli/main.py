@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from hpc_resume.cli.backtest import backtest
 from hpc_resume.cli.cancel import cancel
 from hpc_resume.cli.export import export
 from hpc_resume.cli.report import report
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (submit, status, report, cancel, resubmit, export, run):
+for verb in (submit, status, report, cancel, resubmit, export, backtest, run):
     app.command()(verb)
 
 
