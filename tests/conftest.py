@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from slurm.cluster import HOW_TO_GET_IT, NO_SLURM
+
+# Nothing here is timed: a busy machine must not fail a property that holds.
+settings.register_profile("tests", deadline=None, database=None)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,10 +8,16 @@ from hpc_resume.monitor.detector import State
 from hpc_resume.monitor.window import Window
 
 WINDOW = 64
+"""So many norms tell what is usual."""
+
 KNOWN = 16
+"""So many of them must be known before one is judged."""
+
 DEVIATIONS = 6.0
 TIMES = 2.0
+
 ACCEPTED = 64
+"""So many anomalous ones in a row are the new usual."""
 
 
 class GradNormWitness:
@@ -31,11 +37,14 @@ class GradNormWitness:
         """Take in one norm, None where there is none, and tell whether it is far too large."""
         if norm is None or not math.isfinite(norm):
             return False
-        if len(self._norms) >= KNOWN and self._anomalous < ACCEPTED:
+        if len(self._norms) >= KNOWN:
             median = self._norms.median()
             if norm > max(median + DEVIATIONS * self._norms.deviation(median), TIMES * median):
                 self._anomalous += 1
-                return True
+                if self._anomalous < ACCEPTED:
+                    return True
+                # So many in a row are how it is now.
+                self._norms = Window(WINDOW)
         self._anomalous = 0
         self._norms.add(norm)
         return False
