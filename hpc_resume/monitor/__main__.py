@@ -4,13 +4,14 @@
 
 Each line is judged when it comes, from those before it alone; a step is printed once for each incident or near miss, at
 once. Values that are not numbers, and lines with fewer than two, are named on stderr and left out. Where the step goes
-back, the monitor starts afresh.
+back, the monitor starts afresh. Settings are the defaults, and the exit code is 0 whatever it says; for settings, reasons
+and whole files there is `python -m hpc_resume backtest`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -45,8 +46,12 @@ def verdicts(lines: Iterable[str], complaints: TextIO) -> Iterator[Verdict]:
             yield verdict
 
 
-def main() -> int:
-    """Read stdin, and print the step of every verdict."""
+def main(arguments: Sequence[str]) -> int:
+    """Read stdin, and print the step of every verdict; there are no options."""
+    if arguments:
+        asked = list(arguments) in (["--help"], ["-h"])
+        (sys.stdout if asked else sys.stderr).write(f"{(__doc__ or '').strip()}\n")
+        return 0 if asked else 2
     try:
         # Decoded here, because a byte that is no UTF-8 makes its line a bad one and is no reason to end.
         lines = (line.decode(errors="replace") for line in sys.stdin.buffer)
@@ -63,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from hpc_resume.monitor.window import median
 
 
 class Blocks:
-    """Medians of `size` finite losses in a row; a lone high loss does not move them."""
+    """Medians of `size` finite losses other than 0 in a row; a lone high loss does not move them."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -23,7 +23,8 @@ class Blocks:
     def take(self, observation: Observation) -> Point | None:
         """Take in one step; return the block that it completes, named after its first step."""
         self._seen += 1
-        if not math.isfinite(observation.loss):
+        # Exactly 0 is no loss but the lack of one, see `spike`.
+        if observation.loss == 0.0 or not math.isfinite(observation.loss):
             return None
         if not self._losses or self._seen > RATE_WINDOW_STEPS:
             # What began before a long stretch of NaN is no block any more: an onset must not lie that far back.

@@ -11,7 +11,7 @@ from hpc_resume.monitor.blocks import Blocks
 from hpc_resume.monitor.detector import State
 from hpc_resume.monitor.forecast import FEW_VALUES
 from hpc_resume.monitor.observation import Observation
-from hpc_resume.monitor.rise import DESCENDED, FALLEN_SHARE, HOVERING, LARGEST, LIMIT, Point
+from hpc_resume.monitor.rise import DESCENDED, FAR_FROM_ZERO, HOVERING, LARGEST, LIMIT, Point
 from hpc_resume.monitor.settings import LARGEST_BLOCK_STEPS, MonitorSettings
 from hpc_resume.monitor.verdict import Verdict
 from hpc_resume.monitor.window import Window, median
@@ -112,8 +112,8 @@ class DivergenceDetector:
         if len(self._errors) < KNOWN_BLOCKS:
             return None
         noise = self._errors.deviation(self._errors.median()) * (1.0 + FEW_VALUES / len(self._errors))
-        fallen = self._fallen >= max(DESCENDED * noise, FALLEN_SHARE * abs(best))
-        if abs(best) < HOVERING * noise or not (fallen or self._climb is not None):
+        has_level = abs(best) >= FAR_FROM_ZERO * noise or self._fallen >= DESCENDED * noise
+        if abs(best) < HOVERING * noise or not (has_level or self._climb is not None):
             return None
         noise = max(noise, self._settings.divergence_min_rise / DRIFT * abs(best))
         return noise if 0.0 < noise < LARGEST else None

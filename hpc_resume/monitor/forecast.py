@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpc_resume.monitor.detector import State
-from hpc_resume.monitor.window import Window
+from hpc_resume.monitor.window import Window, last_digit
 
 SHORT = 4
 LONG = 16
@@ -22,11 +22,12 @@ class Expectation(NamedTuple):
 
 
 class Forecast:
-    """Predicts the next value by the lower one of a short and a long running median, and learns its own errors.
+    """Predicts the next value by a running median, and learns its own errors.
 
-    The short median follows a loss that falls; the long one does not follow a loss that begins to rise. The median of
-    the recent errors is added, so a steady slope is no error; their robust deviation is the noise. Nothing here
-    assumes a unit: all values ten times as large give ten times the expectation.
+    Where the loss falls steeply that is the lower one of a short and a long median: the short one follows a loss that
+    falls, the long one does not follow a loss that begins to rise. Elsewhere it is the long one, which easy batches
+    do not draw down. The median of the recent errors is added, so a steady slope is no error; their robust deviation is
+    the noise. Nothing here assumes a unit: all values ten times as large give ten times the expectation.
     """
 
     def __init__(self, window: int) -> None:
@@ -44,7 +45,12 @@ class Forecast:
         """Return what the next value should be; it must know an error."""
         bias = self._errors.median()
         noise = self._errors.deviation(bias) * (1.0 + FEW_VALUES / len(self._errors))
-        return Expectation(min(self._short.median(), self._long.median()) + bias, noise)
+        if noise == 0.0:
+            # All alike: they were rounded, and may differ by a unit of their last digit.
+            noise = last_digit(self._long.median())
+        # Where the loss does not fall steeply, easy batches among the last few must not draw the level down.
+        level = self._long.median() if bias > -noise else min(self._short.median(), self._long.median())
+        return Expectation(level + bias, noise)
 
     def take(self, value: float) -> None:
         """Take in the next value."""

@@ -9,10 +9,13 @@ from hpc_resume.monitor.non_finite import NonFiniteDetector
 from hpc_resume.monitor.observation import Observation
 from hpc_resume.monitor.overflow import OverflowDetector
 from hpc_resume.monitor.plateau import PlateauDetector
-from hpc_resume.monitor.settings import MonitorSettings
+from hpc_resume.monitor.settings import LARGEST_BLOCK_STEPS, MonitorSettings
 from hpc_resume.monitor.spike import SpikeDetector
 from hpc_resume.monitor.threshold import ThresholdDetector
 from hpc_resume.monitor.verdict import Verdict
+
+NO_INCIDENT = (0, -(1 << 62))
+"""Onset and step of the last incident, before there was one."""
 
 
 def fresh_detectors(settings: MonitorSettings) -> tuple[Detector, ...]:
@@ -38,6 +41,7 @@ class Monitor:
         self._settings = settings
         self._detectors = fresh_detectors(settings)
         self._last: Observation | None = None
+        self._incident = NO_INCIDENT
 
     @property
     def pending(self) -> bool:
@@ -47,11 +51,12 @@ class Monitor:
     def observe(self, observation: Observation) -> Verdict | None:
         """Show one step to every detector and return the gravest verdict.
 
-        An incident goes before a near miss, then the earliest onset, then the order of the detectors.
+        An incident goes before a near miss, then the earliest onset, then the order of the detectors. What began with
+        an incident, or between its onset and its call, is the same event, seen by another detector, and is not told.
         """
         self._last = observation
         # A list first: every detector must see the step, also after one of them has spoken.
-        return _gravest([detector.observe(observation) for detector in self._detectors])
+        return self._told(_gravest([detector.observe(observation) for detector in self._detectors]))
 
     def close(self) -> Verdict | None:
         """Return an incident if training ends while the loss is out of bounds: it can't come back any more.
@@ -62,7 +67,16 @@ class Monitor:
         if self._last is None:
             return None
         last = self._last
-        return _gravest([detector.close(last) for detector in self._detectors])
+        return self._told(_gravest([detector.close(last) for detector in self._detectors]))
+
+    def _told(self, verdict: Verdict | None) -> Verdict | None:
+        onset, step = self._incident
+        # Not to the step: another detector may see it in blocks of steps.
+        if verdict is None or onset - LARGEST_BLOCK_STEPS <= verdict.onset_step <= step:
+            return None
+        if verdict.is_incident:
+            self._incident = (verdict.onset_step, verdict.step)
+        return verdict
 
     def rewound(self) -> None:
         """Be told that training goes on from the state just loaded otherwise than it did after that was saved.
@@ -70,12 +84,14 @@ class Monitor:
         An anomaly that was being watched then is dropped, since its samples do not come again, or not so; a grace
         begins.
         """
+        self._incident = NO_INCIDENT
         for detector in self._detectors:
             detector.rewound()
 
     def state_dict(self) -> State:
         """Everything that later verdicts depend on, by detector; bounded in size, strict JSON."""
-        return {detector.name: detector.state_dict() for detector in self._detectors}
+        found: State = {detector.name: detector.state_dict() for detector in self._detectors}
+        return {**found, "incident": list(self._incident)}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what `state_dict` returned.
@@ -98,6 +114,8 @@ class Monitor:
                 names.append(f"{detector.name} ({error!r})")
                 detectors.append(fresh)
         self._detectors = tuple(detectors)
+        onset, step = state.get("incident", NO_INCIDENT)
+        self._incident = (onset, step)
         if names:
             raise CheckpointError(
                 f"the monitor's saved state of {', '.join(names)} can't be used, it is another version's or damaged; "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from decimal import Decimal
 
 from hpc_resume.monitor.detector import State, Streak
 from hpc_resume.monitor.observation import Observation
 from hpc_resume.monitor.rise import LARGEST
 from hpc_resume.monitor.settings import MonitorSettings
 from hpc_resume.monitor.verdict import Verdict
+from hpc_resume.monitor.window import last_digit
 
 ZEROS = 3
 """So many losses of exactly 0 at least; and over `zero_patience_steps`."""
@@ -44,7 +44,8 @@ class OverflowDetector:
 
     def __init__(self, settings: MonitorSettings) -> None:
         self._settings = settings
-        self._sizes: deque[float] = deque(maxlen=RECENT)
+        # Step and size of the last losses.
+        self._sizes: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._zeros: Streak | None = None
         self._reported = False
         # Of the last steps: the scale, the step, and its start position.
@@ -67,10 +68,10 @@ class OverflowDetector:
             return None
         if observation.loss != 0.0:
             self._zeros, self._reported = None, False
-            self._sizes.append(abs(observation.loss))
+            self._sizes.append((observation.step, abs(observation.loss)))
             return None
-        if self._zeros is None and not self._was_away_from_zero():
-            self._sizes.append(0.0)
+        if self._zeros is None and not self._was_away_from_zero(observation.step):
+            self._sizes.append((observation.step, 0.0))
             return None
         zeros = self._zeros = Streak.extended(self._zeros, observation)
         steps = observation.step - zeros.step + 1
@@ -83,16 +84,17 @@ class OverflowDetector:
             zeros.start_position,
             severity=steps / self._settings.zero_patience_steps,
             may_recover=False,
-            message=f"the loss is exactly 0 since step {zeros.step} and was {self._sizes[-1]:.6g} before: a NaN "
+            message=f"the loss is exactly 0 since step {zeros.step} and was {self._sizes[-1][1]:.6g} before: a NaN "
             f"that something replaced, most likely",
-            numbers={"zeros": float(zeros.count), "before": self._sizes[-1]},
+            numbers={"zeros": float(zeros.count), "before": self._sizes[-1][1]},
         )
 
-    def _was_away_from_zero(self) -> bool:
-        if not self._sizes or min(self._sizes) <= NEAR * max(self._sizes):
+    def _was_away_from_zero(self, step: int) -> bool:
+        sizes = [size for _, size in self._sizes]
+        if not sizes or step - self._sizes[0][0] < min(self._settings.zero_patience_steps, RECENT):
             return False
         # A log of few digits shows a small loss as 0.
-        return min(self._sizes) >= ROUNDED * min(_last_digit(size) for size in self._sizes)
+        return min(sizes) > NEAR * max(sizes) and min(sizes) >= ROUNDED * min(map(last_digit, sizes))
 
     def _collapsed(self, observation: Observation) -> Verdict | None:
         scale = observation.loss_scale
@@ -163,14 +165,14 @@ class OverflowDetector:
             severity=1.0,
             may_recover=False,
             message=f"training ended with a loss of exactly 0, since step {zeros.step}; it was "
-            f"{self._sizes[-1]:.6g} before",
-            numbers={"zeros": float(zeros.count), "before": self._sizes[-1]},
+            f"{self._sizes[-1][1]:.6g} before",
+            numbers={"zeros": float(zeros.count), "before": self._sizes[-1][1]},
         )
 
     def state_dict(self) -> State:
         """Everything that later verdicts depend on."""
         return {
-            "sizes": list(self._sizes),
+            "sizes": [list(known) for known in self._sizes],
             "zeros": Streak.saved(self._zeros),
             "reported": self._reported,
             "scales": [list(known) for known in self._scales],
@@ -179,14 +181,8 @@ class OverflowDetector:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what `state_dict` returned."""
-        self._sizes = deque((float(size) for size in state["sizes"]), maxlen=RECENT)
+        self._sizes = deque(((step, float(size)) for step, size in state["sizes"]), maxlen=RECENT)
         self._zeros = Streak.loaded(state["zeros"])
         self._reported = state["reported"]
         self._scales = deque(((scale, step, position) for scale, step, position in state["scales"]), maxlen=SCALES)
         self._scales_seen = state["scales_seen"]
-
-
-def _last_digit(value: float) -> float:
-    """Return the weight of the last decimal digit with which a positive value is written: 0.0001 for 0.0328."""
-    exponent = Decimal(repr(value)).as_tuple().exponent
-    return 10.0**exponent if isinstance(exponent, int) else 0.0

@@ -6,7 +6,7 @@ from hpc_resume.monitor.blocks import Blocks
 from hpc_resume.monitor.detector import State
 from hpc_resume.monitor.forecast import Expectation
 from hpc_resume.monitor.observation import Observation
-from hpc_resume.monitor.rise import DESCENDED, DRIFT, FALLEN_SHARE, LIMIT, Excursion, RiseTest
+from hpc_resume.monitor.rise import DESCENDED, DRIFT, FAR_FROM_ZERO, HOVERING, LIMIT, Excursion, RiseTest
 from hpc_resume.monitor.settings import MonitorSettings
 from hpc_resume.monitor.verdict import Verdict
 
@@ -23,8 +23,8 @@ class PlateauDetector:
 
     Medians of eight are less than half as noisy as single steps, and deaf to hard batches: what is no spike, because
     it rises by a few deviations only, is seen when it stays. A rise by less than `plateau_min_rise` of the level adds
-    nothing. It judges only a loss that has been far above its present level before; one that never fell, as the loss
-    of many RL runs that begins at zero and grows, is no measure of what was learned.
+    nothing. It judges only a loss that is far from zero or has fallen before; what did neither, as the loss of many RL
+    runs that begins at zero and grows, is no measure of what was learned.
 
     It waits out the patience with spikes, too. It can't see what comes back within some twenty steps, nor what rises
     over hundreds.
@@ -78,9 +78,10 @@ class PlateauDetector:
     def _noise_of(self, expected: Expectation) -> float:
         size = abs(expected.level)
         self._highest = expected.level if self._highest is None else max(self._highest, expected.level)
-        fallen = max(DESCENDED * expected.noise, FALLEN_SHARE * size)
+        has_level = size >= FAR_FROM_ZERO * expected.noise
+        has_fallen = self._highest - expected.level >= DESCENDED * expected.noise
         noise = max(expected.noise, self._settings.plateau_min_rise / DRIFT * size)
-        return noise if self._highest - expected.level >= fallen else float("inf")
+        return noise if has_level or (has_fallen and size >= HOVERING * expected.noise) else float("inf")
 
     def _verdict(self, excursion: Excursion, observation: Observation) -> Verdict:
         return Verdict(

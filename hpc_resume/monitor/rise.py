@@ -22,14 +22,17 @@ ENOUGH = 11.0
 SETTLED = 48
 """A rise that is still not back after so many values, or more where patience is longer, is the new level."""
 
+LOWER_LEVEL = 8
+"""So many values in a row that are out of bounds downward are the new level; fewer were easy batches."""
+
 HOVERING = 3.0
 """A loss of fewer deviations than this hovers about zero: it has no level that it could leave."""
 
 DESCENDED = 6.0
 """A loss that once was so many deviations higher has learned something that it can lose again."""
 
-FALLEN_SHARE = 0.05
-"""And it must have fallen by this share of its size, where it has hardly any noise."""
+FAR_FROM_ZERO = 60.0
+"""And one of so many deviations has a level that it can leave, whether it ever fell or not."""
 
 LARGEST = 1e150
 """Larger values are taken for this one, so that no difference of two is infinite."""
@@ -81,7 +84,8 @@ class RiseTest:
     value proves little however high it is, a few in a row prove a rise, and many slightly high ones prove it too.
     While there is evidence, level and noise stay what they were, and no value enters the forecast: a rise does not
     widen its own bounds. What was no confirmed rise enters it afterwards, so that a curve with many lone high values
-    is known to be one.
+    is known to be one. Values that are out of bounds downward, easy batches, don't enter it either, unless they are
+    so many in a row that the level has sunk: what follows them is no rise.
     """
 
     def __init__(self, *, window: int, known: int, noise_of: Callable[[Expectation], float], patience: int = 0) -> None:
@@ -95,6 +99,7 @@ class RiseTest:
         self._noise_of = noise_of
         self._forecast = Forecast(window)
         self._held: list[float] = []
+        self._low: list[float] = []
         self.excursion: Excursion | None = None
         """What is being watched; after "back" and "settled" None."""
 
@@ -110,9 +115,8 @@ class RiseTest:
         as far.
         """
         value = max(-LARGEST, min(LARGEST, point.value))
-        excursion = self.excursion or self._opened(point, widened)
+        excursion = self.excursion or self._opened(point, value, widened)
         if excursion is None:
-            self._forecast.take(value)
             return "calm"
         # Noise may be so small that the quotient is infinite, which no JSON could hold.
         excursion.newest = max(-LARGEST, min(LARGEST, (value - excursion.level) / excursion.noise))
@@ -134,15 +138,27 @@ class RiseTest:
         excursion.evidence = min(evidence, LIMIT) if excursion.confirmed else evidence
         return self._settled() if excursion.values >= self._settled_after else "watched"
 
-    def _opened(self, point: Point, widened: float) -> Excursion | None:
+    def _opened(self, point: Point, value: float, widened: float) -> Excursion | None:
+        """Begin an excursion with a value that is high; take in any other."""
         if self._forecast.known < self._known:
+            self._forecast.take(value)
             return None
         expected = self._forecast.expect()
         noise = self._noise_of(expected) * widened
         # Without any noise it isn't known what is much.
-        if not 0.0 < noise < LARGEST or point.value - expected.level <= DRIFT * noise:
+        is_judged = 0.0 < noise < LARGEST
+        if is_judged and value - expected.level > DRIFT * noise:
+            self._low = []
+            return Excursion(
+                onset_step=point.step, onset_position=point.start_position, level=expected.level, noise=noise
+            )
+        self._low.append(value)
+        if is_judged and expected.level - value > LIMIT * expected.noise and len(self._low) < LOWER_LEVEL:
             return None
-        return Excursion(onset_step=point.step, onset_position=point.start_position, level=expected.level, noise=noise)
+        lows, self._low = self._low, []
+        for past in lows if len(lows) >= LOWER_LEVEL else [value]:
+            self._forecast.take(past)
+        return None
 
     def _closed(self, value: float) -> Outcome:
         watched, self.last, self.excursion = self.excursion, self.excursion, None
@@ -174,6 +190,7 @@ class RiseTest:
         return {
             "forecast": self._forecast.state_dict(),
             "held": list(self._held),
+            "low": list(self._low),
             "excursion": None if self.excursion is None else asdict(self.excursion),
         }
 
@@ -181,4 +198,5 @@ class RiseTest:
         """Go on from what `state_dict` returned."""
         self._forecast.load_state_dict(state["forecast"])
         self._held = [float(value) for value in state["held"]]
+        self._low = [float(value) for value in state["low"]]
         self.excursion = None if state["excursion"] is None else Excursion(**state["excursion"])

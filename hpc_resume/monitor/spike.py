@@ -85,7 +85,8 @@ class SpikeDetector:
         self._last_step = observation.step
         anomalous = self._witness.observe(observation.grad_norm)
         widened, self._grace = (GRACE_WIDER, self._grace - 1) if self._grace > 0 else (1.0, 0)
-        if not math.isfinite(observation.loss):
+        # Exactly 0 is no loss but the lack of one: of GRPO where all answers are alike, or of an overflow.
+        if observation.loss == 0.0 or not math.isfinite(observation.loss):
             return None
         self._corroborated += anomalous
         point = Point(observation.step, observation.start_position, observation.loss)

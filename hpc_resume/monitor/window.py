@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from itertools import pairwise
 
 NORMAL_SCALE = 1.4826
 """Makes the median absolute deviation of normal noise equal to its standard deviation."""
@@ -23,6 +25,12 @@ def median(ordered: Sequence[float]) -> float:
         return ordered[half]
     # Halved before they are added, because the sum of two huge values would be infinite.
     return ordered[half - 1] / 2 + ordered[half] / 2
+
+
+def last_digit(value: float) -> float:
+    """Return the weight of the last decimal digit with which a value is written: 0.0001 for 0.0328; 0 for 0."""
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    return 10.0**exponent if value != 0.0 and isinstance(exponent, int) else 0.0
 
 
 class Window:
@@ -60,7 +68,10 @@ class Window:
         """
         values = self._sorted
         tail = values[min(len(values) - 1, int(TAIL * len(values)))]
-        return max(self._middle_deviation(median), (tail - median) / NORMAL_TAIL)
+        middle = self._middle_deviation(median)
+        # More than half of them equal: the values were rounded, and differ by that at least.
+        rounding = min((b - a for a, b in pairwise(values) if b > a), default=0.0) if middle == 0.0 else 0.0
+        return max(middle, rounding, (tail - median) / NORMAL_TAIL)
 
     def _middle_deviation(self, median: float) -> float:
         """Return the scaled median absolute deviation; of an even number of deviations the upper middle one.

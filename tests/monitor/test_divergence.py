@@ -77,8 +77,9 @@ def test_a_rise_by_less_than_the_least_share_is_none(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_loss_that_never_fell_has_no_best_level_to_leave(seed):
-    assert divergences(raised(level(AT + 1200, seed=seed), AT, 0.2, over=1000)) == []
+def test_a_loss_that_never_fell_has_a_best_level_where_it_is_far_from_zero(seed):
+    assert len(divergences(raised(level(AT + 1200, seed=seed), AT, 0.2, over=1000))) == 1
+    assert divergences(raised(level(AT + 1200, noise=0.8, seed=seed), AT, 1.0, over=1000)) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -159,10 +160,3 @@ def test_a_rollback_drops_the_climb_and_keeps_the_best_level():
     # What is still high is seen again, since then.
     [verdict] = watched(losses[AT + 150 :], detector, first=AT + 150)
     assert verdict.onset_step > AT + 128
-
-
-@pytest.mark.parametrize(("fall", "found"), [(0.03, 0), (0.3, 1)])
-def test_a_loss_without_noise_must_have_fallen_by_a_share_of_its_size(fall, found):
-    rng = Random(0)
-    falling = [2.5 * (1.0 + fall * max(0.0, 1.0 - step / 800)) + rng.gauss(0.0, 1e-4) for step in range(AT + 700)]
-    assert len(divergences(raised(falling, AT, 0.1, over=600))) == found

@@ -108,3 +108,10 @@ def test_a_closed_stdout_ends_it_without_a_trace():
         _, complaints = process.communicate(alarms.encode(), timeout=LIMIT_S)
     assert complaints == b""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("options", "code"), [(["--help"], 0), (["log.txt"], 2), (["--set", "x=1"], 2)])
+def test_it_takes_no_options_and_says_so(options, code):
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False, timeout=LIMIT_S, input="")
+    assert done.returncode == code
+    assert "python -m hpc_resume.monitor < log" in (done.stdout if code == 0 else done.stderr)

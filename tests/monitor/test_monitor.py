@@ -77,12 +77,16 @@ def eventful(seed: int, steps: int = 3000):
     rng = Random(seed)
     losses = fallen(steps, seed=seed)
     for at in range(1200, steps, 1500):
-        losses = raised(losses, at + rng.randrange(50), 0.05, until=at + 500)
+        losses = raised(losses, at + rng.randrange(50), 0.032, until=at + 500)
         losses = raised(losses, at + 700 + rng.randrange(50), rng.choice([0.1, 0.2]), over=500, until=at + 1400)
     fields = [
         {"loss": loss, "grad_norm": rng.gauss(1.0, 0.05), "skipped": False, "loss_scale": 1024.0} for loss in losses
     ]
-    for _ in range(steps // 60):
+    for step in fields[900:905]:
+        step.update(loss=4.0)
+    for step in fields[2950:2965]:
+        step.update(loss=4.0)
+    for _ in range(steps // 150):
         at, kind = rng.randrange(steps), rng.choice(["spike", "spike", "pair", "skip", "nan", "high", "zero"])
         for step in fields[at : at + rng.randrange(1, 20)][: 2 if kind == "pair" else None]:
             if kind == "skip":

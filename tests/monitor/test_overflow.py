@@ -28,7 +28,8 @@ def scales_said(scales, detector=None):
     [
         pytest.param(level(200) + [0.0] * 30, {}, [(201, 210)], id="after many values"),
         pytest.param([2.5123, *[0.0] * 10], {"every": 10}, [(20, 40)], id="after one value of a log of every tenth"),
-        pytest.param([11.0625, *[0.0] * 30], {}, [(2, 11)], id="after one step"),
+        pytest.param([11.0625] * 10 + [0.0] * 30, {}, [(11, 20)], id="after as many steps as its patience"),
+        pytest.param([11.0625] * 9 + [0.0] * 30, {}, [], id="after fewer"),
         pytest.param(level(50) + [-0.0] * 12, {}, [(51, 60)], id="at minus zero"),
         pytest.param(level(50, loss=-3.0) + [0.0] * 12, {}, [(51, 60)], id="after negative losses"),
         pytest.param(level(50) + [0.0] * 9 + level(50), {}, [], id="for less than its patience"),
@@ -76,12 +77,12 @@ def test_rounded_logs_of_losses_near_zero_are_no_sign(shape, seed):
 
 
 def test_the_verdict_says_what_the_loss_was():
-    [verdict] = watched([2.5123, *[0.0] * 10], OverflowDetector(MonitorSettings()))
-    assert (verdict.onset_position, verdict.position) == (8, 88)
+    [verdict] = watched([2.5123] * 10 + [0.0] * 10, OverflowDetector(MonitorSettings()))
+    assert (verdict.onset_position, verdict.position) == (80, 160)
     assert verdict.numbers == {"zeros": 10.0, "before": 2.5123}
     assert verdict.severity == 1.0
     assert not verdict.may_recover
-    assert "exactly 0 since step 2 and was 2.5123 before" in verdict.message
+    assert "exactly 0 since step 11 and was 2.5123 before" in verdict.message
 
 
 @pytest.mark.parametrize(

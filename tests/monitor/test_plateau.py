@@ -45,8 +45,9 @@ def test_a_rise_by_less_than_the_least_share_is_none(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_loss_that_never_fell_has_no_plateau_to_leave(seed):
-    assert plateaus(raised(level(1000, seed=seed), 600, 0.2)) == []
+def test_a_loss_that_never_fell_has_a_plateau_to_leave_where_it_is_far_from_zero(seed):
+    assert len(plateaus(raised(level(1000, seed=seed), 600, 0.2))) == 1
+    assert plateaus(raised(level(1000, noise=0.4, seed=seed), 600, 1.0)) == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -103,13 +104,6 @@ def test_a_long_patience_with_spikes_is_waited_out(patience):
     [(_, onset, step)] = plateaus(losses, spike_patience_steps=patience)
     assert patience <= step - onset + 1 < patience + 2 * BLOCK_STEPS
     assert plateaus(raised(fallen(1900), 1200, 0.3, until=1340), spike_patience_steps=patience) == []
-
-
-@pytest.mark.parametrize(("fall", "found"), [(0.03, 0), (0.15, 1)])
-def test_a_loss_without_noise_must_have_fallen_by_a_share_of_its_size(fall, found):
-    rng = Random(0)
-    falling = [2.5 * (1.0 + fall * max(0.0, 1.0 - step / 400)) + rng.gauss(0.0, 1e-4) for step in range(900)]
-    assert len(plateaus(raised(falling, 700, 0.06))) == found
 
 
 def test_blocks_that_were_being_watched_are_dropped_by_a_rollback():

@@ -73,7 +73,7 @@ def test_a_patience_longer_than_a_rise_needs_to_settle_is_waited_out():
 
 
 def test_a_confirmed_rise_that_sinks_to_just_within_its_bounds_and_stays_there_is_a_near_miss():
-    assert spikes([2.5] * 200 + [6.0] * 3 + [2.5 + 1.9 * DEVIATION] * 60) == [("near_miss", 201, 248)]
+    assert spikes(level(200, noise=0.001) + [6.0] * 3 + [2.5 + 1.9 * DEVIATION] * 60) == [("near_miss", 201, 248)]
 
 
 def test_one_spike_is_called_once_and_the_next_one_again():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_resume.monitor.window import NORMAL_SCALE, NORMAL_TAIL, TAIL, Window
+from hpc_resume.monitor.window import NORMAL_SCALE, NORMAL_TAIL, TAIL, Window, last_digit
 
 VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.integers(-3, 3).map(float)), min_size=1, max_size=60)
 """Also many equal ones."""
@@ -15,7 +15,8 @@ VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.integers(-3, 3).map(float))
 def straightforward_deviation(values, median):
     middle = sorted(abs(value - median) for value in values)[len(values) // 2]
     tail = sorted(values)[min(len(values) - 1, int(TAIL * len(values)))]
-    return max(NORMAL_SCALE * middle, (tail - median) / NORMAL_TAIL)
+    apart = [abs(a - b) for a in values for b in values if a != b] if middle == 0 else []
+    return max(NORMAL_SCALE * middle, (tail - median) / NORMAL_TAIL, min(apart, default=0.0))
 
 
 @given(values=VALUES, size=st.integers(1, 30))
@@ -24,6 +25,17 @@ def test_median_and_deviation_are_those_of_the_newest_values(values, size):
     median = window.median()
     assert median == pytest.approx(statistics.median(kept), rel=1e-12, abs=1e-300)
     assert window.deviation(median) == straightforward_deviation(kept, median)
+
+
+def test_values_that_are_mostly_equal_differ_by_their_smallest_difference_at_least():
+    window = Window(10, [1.0, 1.0, 1.0, 1.0, 0.75, 0.5])
+    assert window.deviation(1.0) == 0.25
+    assert Window(10, [1.0] * 6).deviation(1.0) == 0.0
+
+
+@pytest.mark.parametrize(("value", "unit"), [(2.5, 0.1), (0.0001, 0.0001), (-3.25, 0.01), (7.0, 0.1), (0.0, 0.0)])
+def test_the_last_digit_of_a_value_has_a_weight(value, unit):
+    assert last_digit(value) == pytest.approx(unit)
 
 
 @given(values=VALUES, size=st.integers(1, 30))
