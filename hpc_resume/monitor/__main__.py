@@ -4,8 +4,8 @@
 
 Each line is judged when it comes, from those before it alone; a step is printed once for each incident or near miss, at
 once. Values that are not numbers, and lines with fewer than two, are named on stderr and left out. Where the step goes
-back, the monitor starts afresh. Settings are the defaults, and the exit code is 0 whatever it says; for settings, reasons
-and whole files there is `python -m hpc_resume backtest`.
+back, the monitor starts afresh. Settings are the defaults, and the exit code is 0 whatever it says; for settings,
+reasons and whole files there is `python -m hpc_resume backtest`.
 """
 
 from __future__ import annotations
