@@ -10,7 +10,13 @@ from rich.text import Text
 
 from hpc_resume.cli import output
 from hpc_resume.loss_logs import LossCurve, replay
+from hpc_resume.loss_logs.numbers import counted
 from hpc_resume.monitor import MonitorSettings, Verdict
+from hpc_resume.monitor.divergence import BLOCK_STEPS as DIVERGENCE_BLOCK
+from hpc_resume.monitor.forecast import SHORT
+from hpc_resume.monitor.plateau import BLOCK_STEPS as PLATEAU_BLOCK
+from hpc_resume.monitor.rise import LIMIT
+from hpc_resume.monitor.spike import GROSS, MEAN_STEPS, SPARSE_STEPS
 from hpc_resume.recovery import History, decide
 from hpc_resume.recovery import events as ev
 from hpc_resume.recovery.decisions import Decision
@@ -30,12 +36,19 @@ class Judged:
     """One curve and what would have come of it."""
 
     name: str
+    life: int | None
     points: int
+    least_points: int
+    """Fewer than so many can't be judged."""
+
     first_step: int
     last_step: int
     interval: int
     notes: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
+    at_end: Verdict | None
+    """The one that was reached only because the log ends."""
+
     decision: Decision | None
     """What would have been done about the first incident; None if there is none."""
 
@@ -46,19 +59,28 @@ class Judged:
         """The incident at which a live run would have gone back."""
         return next((verdict for verdict in self.verdicts if verdict.is_incident), None)
 
+    @property
+    def too_short(self) -> bool:
+        """Whether it says nothing that nothing fired."""
+        return not self.verdicts and self.points < self.least_points
+
 
 def judge(curve: LossCurve, rules: Rules) -> Judged:
     """Replay a curve, and ask the rules of recovery what they make of its first incident."""
-    verdicts = replay(curve, rules.monitor)
-    first = next((verdict for verdict in verdicts if verdict.is_incident), None)
+    replayed = replay(curve, rules.monitor)
+    first = next((verdict for verdict in replayed.verdicts if verdict.is_incident), None)
     return Judged(
         name=curve.name,
+        life=curve.life,
         points=len(curve.points),
+        # The first value that is judged comes after so many.
+        least_points=SHORT + rules.monitor.spike_warmup_steps + 1,
         first_step=curve.points[0].step,
         last_step=curve.points[-1].step,
         interval=curve.interval,
         notes=curve.notes,
-        verdicts=tuple(verdicts),
+        verdicts=replayed.verdicts,
+        at_end=replayed.at_end,
         decision=None if first is None else decision_about(first, rules.policy),
         loss_budget=rules.policy.loss_budget,
     )
@@ -94,12 +116,13 @@ def heading(judged: Judged) -> str:
     incidents = sum(verdict.is_incident for verdict in judged.verdicts)
     near_misses = len(judged.verdicts) - incidents
     span = f"steps {judged.first_step:,} to {judged.last_step:,}, {every}"
-    what = ", ".join(_counted(n, word) for n, word in ((incidents, "incident"), (near_misses, "near miss")) if n)
-    return f"{_counted(judged.points, 'point')}, {span}: {what or 'nothing would have fired'}"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number:,} {word if number == 1 else f'{word}es' if word.endswith('s') else f'{word}s'}"
+    what = ", ".join(counted(n, noun) for n, noun in ((incidents, "incident"), (near_misses, "near miss")) if n)
+    nothing = (
+        f"too short to judge (fewer than {judged.least_points} points)"
+        if judged.too_short
+        else "nothing would have fired"
+    )
+    return f"{counted(judged.points, 'point')}, {span}: {what or nothing}"
 
 
 def show(judged: Judged) -> None:
@@ -109,7 +132,7 @@ def show(judged: Judged) -> None:
         output.say(f"  note: {note}")
     if judged.verdicts:
         head = ("kind", "detector", "onset step", "step", "delay", "severity", "message")
-        output.write_table(head, [_cells(verdict) for verdict in judged.verdicts])
+        output.write_table(head, [_cells(verdict, judged) for verdict in judged.verdicts])
     consequence = in_words(judged)
     if consequence is not None:
         output.say(f"  {consequence}")
@@ -120,7 +143,10 @@ def show(judged: Judged) -> None:
         )
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
+def _cells(verdict: Verdict, judged: Judged) -> tuple[str, ...]:
+    into = verdict.step - verdict.onset_step + 1
+    whole = "the log" if judged.life is None else "this life"
+    ending = f"; {whole} ends {counted(into, 'step')} into it" if verdict is judged.at_end else ""
     return (
         verdict.kind.replace("_", " "),
         verdict.detector,
@@ -128,7 +154,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         str(verdict.step),
         str(verdict.step - verdict.onset_step),
         f"{verdict.severity:.3g}",
-        verdict.message,
+        f"{verdict.message}{ending}",
     )
 
 
@@ -137,24 +163,39 @@ def in_words(judged: Judged) -> str | None:
     decision, incident = judged.decision, judged.first_incident
     if decision is None or incident is None:
         return None
+    when = f"at step {incident.step}" + (", had training ended there," if incident is judged.at_end else "")
     if decision.plan is None:
-        return f"at step {incident.step} it would have stopped (rule: {decision.rule}): {decision.reason}"
+        return f"{when} it would have stopped (rule: {decision.rule}): {decision.reason}"
     origin = "the beginning"
     if decision.plan.checkpoint is not None:
         origin = f"the newest certified checkpoint of step {decision.plan.step} or before"
     order = ", and the samples that are left would have got a new order" if decision.plan.perturb else ""
     budget = f" [{decision.budget} budget: {decision.used} of {judged.loss_budget} used]"
-    return f"at step {incident.step} it would have gone back to {origin}{order} (rule: {decision.rule}){budget}"
+    return f"{when} it would have gone back to {origin}{order} (rule: {decision.rule}){budget}"
 
 
-def warning(judged: Judged) -> str | None:
-    """Say what a log that is not of every step hides; None if it is."""
-    if judged.interval == 1:
+def warning(judged: Judged, *, explained: bool) -> str | None:
+    """Say how a log that is not of every step is judged otherwise than a live run; None if it is of every step.
+
+    What survived says it for the other lives in the same log. Where it was `explained` for this interval, a short
+    line is enough.
+    """
+    every = judged.interval
+    if every == 1 or judged.life is not None:
         return None
-    return (
-        f"{judged.name} has a value only every {judged.interval:,} steps, perhaps a mean over them: patience is "
-        "counted in steps, and what came and went between two values is not seen"
+    if explained:
+        return f"{judged.name} has a value only every {every:,} steps, too"
+    said = (
+        f"{judged.name} has a value only every {every:,} steps, perhaps a mean over them: what came and went between "
+        f"two values is not seen; patience is counted in steps, but noise and slow rises in values, {PLATEAU_BLOCK} of "
+        f"them ({PLATEAU_BLOCK * every:,} steps) at a time for a plateau and {DIVERGENCE_BLOCK} "
+        f"({DIVERGENCE_BLOCK * every:,} steps) for a divergence"
     )
+    if every >= SPARSE_STEPS:
+        said += "; two values out of bounds are a spike, where a log of every step needs three"
+    if every >= MEAN_STEPS:
+        said += f", and so is a single one that is {GROSS / LIMIT:g} times as far up as the bounds"
+    return said
 
 
 def for_programs(judged: Judged, picture: Path | None) -> dict[str, Any]:
@@ -162,12 +203,14 @@ def for_programs(judged: Judged, picture: Path | None) -> dict[str, Any]:
     decision = judged.decision
     return {
         "name": judged.name,
+        "life": judged.life,
         "points": judged.points,
         "first_step": judged.first_step,
         "last_step": judged.last_step,
         "interval": judged.interval,
         "notes": list(judged.notes),
-        "verdicts": [asdict(verdict) for verdict in judged.verdicts],
+        "too_short": judged.too_short,
+        "verdicts": [asdict(verdict) | {"at_end": verdict is judged.at_end} for verdict in judged.verdicts],
         "recovery": None
         if decision is None
         else {

@@ -86,13 +86,19 @@ def _in_one_line(error: OSError) -> str:
     return f"{' '.join(text.split())}; see to that and try again (`-v` before the verb shows where it came from)"
 
 
+def _verb() -> str:
+    """Return the verb of the command line with a space before it; empty if there is none."""
+    verbs = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
+    return next((f" {word}" for word in sys.argv[1:] if word in verbs), "")
+
+
 def _refuse_usage(error: Any) -> NoReturn:
     """Print what is wrong with a command line in one line; a command line without a verb gets the help instead."""
     text = error.format_message()
     if "\n" in text:
         sys.stderr.write(f"{text}\n")
     else:
-        program = error.ctx.command_path if error.ctx else "python -m hpc_resume"
+        program = error.ctx.command_path if error.ctx else f"python -m hpc_resume{_verb()}"
         advice = "" if text.endswith("?") else f"; see `{program} --help`"
         sys.stderr.write(f"error: {text.rstrip('.')}{advice}\n")
     raise SystemExit(2) from None

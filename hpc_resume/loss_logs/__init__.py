@@ -8,6 +8,16 @@ torch, no pandas. Each format is a module of its own; `read` recognises which on
 from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError
 from hpc_resume.loss_logs.find import LogFiles, find_logs
 from hpc_resume.loss_logs.read import read_curves, read_log
-from hpc_resume.loss_logs.replay import replay
+from hpc_resume.loss_logs.replay import Replay, replay
 
-__all__ = ["LogFiles", "LoggedPoint", "LossCurve", "NoCurveError", "find_logs", "read_curves", "read_log", "replay"]
+__all__ = [
+    "LogFiles",
+    "LoggedPoint",
+    "LossCurve",
+    "NoCurveError",
+    "Replay",
+    "find_logs",
+    "read_curves",
+    "read_log",
+    "replay",
+]

@@ -26,6 +26,7 @@ _LEVEL_COLUMNS, _POINTS_A_LEVEL = 280, 16
 _INK, _GRID, _QUIET = "#1b1f24", "#e4e8ec", "#57606a"
 _LOSS, _LEVEL, _UNREAL, _UNREAL_LEVEL = "#6ea8e8", "#0b4a94", "#c8ced5", "#959da6"
 _INCIDENT, _NEAR_MISS, _MISSING = "#cf222e", "#d97b00", "#8250df"
+_FAINT = 0.25
 _LONGEST_NAME = 100
 
 
@@ -129,8 +130,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
     _dress(axes, panel)
-    _draw_stretch(axes, panel.before, (_LOSS, _LEVEL), "loss")
-    _draw_stretch(axes, panel.after, (_UNREAL, _UNREAL_LEVEL), "past the first incident")
+    _draw_stretch(axes, panel.before, (_LOSS, _LEVEL), ("loss", "its median"))
+    _draw_stretch(axes, panel.after, (_UNREAL, _UNREAL_LEVEL), ("past the first incident", "its median there"))
     for first, last in panel.missing:
         axes.axvspan(first, last, ymax=0.035, facecolor=_MISSING, edgecolor=_MISSING, linewidth=1.2)
     if panel.missing:
@@ -144,11 +145,15 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         later = [mark for mark in marks if first_incident and mark.verdict.step > first_incident.verdict.step]
         _draw_marks(axes, later, color, marker, faint=True)
         _draw_marks(axes, [mark for mark in marks if mark not in later], color, marker, faint=False)
-        if marks:
-            label = f"{kind.replace('_', ' ')} ({len(marks)})"
+        if later:
+            label = f"{kind.replace('_', ' ')} past the first incident"
+            axes.scatter([], [], alpha=_FAINT, label=label, **_filled(color, marker))
+        if len(marks) > len(later):
+            label = f"{kind.replace('_', ' ')} ({len(marks) - len(later)})"
             axes.scatter([], [], label=label, **_filled(color, marker))
     if first_incident is not None:
         _point_out(axes, first_incident.verdict)
+    _point_out_missing(axes, panel, first_incident)
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(-0.012, -0.07),
@@ -189,7 +194,8 @@ def _dress(axes: Any, panel: Panel) -> None:
     axes.margins(x=0.012, y=0.07)
 
 
-def _draw_stretch(axes: Any, stretch: Stretch, colors: tuple[str, str], label: str) -> None:
+def _draw_stretch(axes: Any, stretch: Stretch, colors: tuple[str, str], labels: tuple[str, str]) -> None:
+    """Draw a line as it is; one that is too dense to be followed pale, with the medians of its columns over it."""
     if not stretch.loss:
         return
     axes.plot(
@@ -200,10 +206,10 @@ def _draw_stretch(axes: Any, stretch: Stretch, colors: tuple[str, str], label: s
         marker="." if len(stretch.loss) < 60 else None,
         markersize=4,
         solid_joinstyle="round",
-        label=None if stretch.level else label,
+        label=labels[0],
     )
     if stretch.level:
-        axes.plot(*zip(*stretch.level, strict=True), color=colors[1], linewidth=1.5, label=label)
+        axes.plot(*zip(*stretch.level, strict=True), color=colors[1], linewidth=1.5, label=labels[1])
 
 
 def _ring(color: str) -> dict[str, Any]:
@@ -216,7 +222,7 @@ def _filled(color: str, marker: str) -> dict[str, Any]:
 
 def _draw_marks(axes: Any, marks: Sequence[Mark], color: str, marker: str, *, faint: bool) -> None:
     """Draw verdicts of one kind: a shade from the onset to the verdict, a ring at the one, a marker at the other."""
-    alpha = 0.25 if faint else 1.0
+    alpha = _FAINT if faint else 1.0
     for mark in () if faint else marks:
         axes.axvspan(
             mark.verdict.onset_step, mark.verdict.step, facecolor=color, edgecolor=color, alpha=0.14, linewidth=0.8
@@ -248,4 +254,26 @@ def _point_out(axes: Any, verdict: Verdict) -> None:
         ha="right" if on_the_left else "left",
         fontsize=9,
         color=_INCIDENT,
+    )
+
+
+def _point_out_missing(axes: Any, panel: Panel, first_incident: Mark | None) -> None:
+    """Write over the first stretch without a finite loss since when it lasts, unless the first incident says it."""
+    if not panel.missing:
+        return
+    first, last = panel.missing[0]
+    if first_incident is not None and first <= first_incident.verdict.step <= last:
+        return
+    low, high = axes.get_xlim()
+    on_the_left = first > low + 0.8 * (high - low)
+    axes.annotate(
+        f"NaN or infinite {'at' if first == last else 'since'} step {first:,}",
+        (first, 1.0),
+        xycoords=("data", "axes fraction"),
+        # Below what is said of the first incident, and above where losses are late in most trainings.
+        xytext=(-7 if on_the_left else 7, -26),
+        textcoords="offset points",
+        ha="right" if on_the_left else "left",
+        fontsize=9,
+        color=_MISSING,
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 from hpc_resume.errors import ConfigError
 from hpc_resume.loss_logs import names
-from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError, make_curve
+from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError
+from hpc_resume.loss_logs.lives import make_curves
 from hpc_resume.loss_logs.numbers import step_number
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -25,7 +26,7 @@ def is_event_file(path: Path) -> bool:
 
 
 def read_event_files(paths: Sequence[Path], name: str) -> list[LossCurve]:
-    """Read event files of one training, in the order in which they were written, as one curve.
+    """Read event files of one training, in the order in which they were written, as one log.
 
     A file that is damaged, or cut off as by a kill, is read up to there; a note says so.
 
@@ -43,10 +44,10 @@ def read_event_files(paths: Sequence[Path], name: str) -> list[LossCurve]:
         raise NoCurveError(f"there is no training loss in it, only the scalars {few}" if tags else "it has no scalars")
     norm = next(iter(names.ranked(training, names.GRAD_NORM)), None)
     notes = [f"the loss is the scalar {losses[0]!r}", *(note for _, note in found if note)]
-    curve = make_curve(name, (point for each in scalars for point in _points(each, losses[0], norm)), notes)
-    if curve is None:
+    curves = make_curves(name, (point for each in scalars for point in _points(each, losses[0], norm)), notes)
+    if not curves:
         raise NoCurveError(f"the scalar {losses[0]!r} has no values with a step from 0 on")
-    return [curve]
+    return curves
 
 
 def _points(scalars: Scalars, loss: str, norm: str | None) -> Iterable[LoggedPoint]:

@@ -19,9 +19,13 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 _ATTEMPT = re.compile(r"attempt-\d{4,}\.jsonl$")
 _RUN = re.compile(r"run-\d{4,}$")
 _LOOKS_LIKE_A_LOG = re.compile(
-    r"\.(?:jsonl|csv|tsv|log|out|txt)(?:\.gz)?$|(?:log|loss|metric|histor)[^/]*\.json(?:\.gz)?$|trainer_state\.json\.gz$",
+    r"\.(?:jsonl|json|csv|tsv|log|out|txt)(?:\.(?:gz|xz|zst|bz2))?$",
     re.IGNORECASE,
 )
+_OF_A_MODEL = re.compile(
+    r"^(?:\w*config|tokenizer|vocab|merges|added_tokens|special_tokens_map|.*\.index)\.(?:json|txt)$", re.IGNORECASE
+)
+"""What lies in every folder of a Hugging Face model, and is never a log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +40,11 @@ class LogFiles:
 
     certain: bool
     """Whether it must be a log: a person named it, or it has a name that nothing else has."""
+
+    @property
+    def may_be_anything(self) -> bool:
+        """Whether it is a JSON file that nobody named: all sorts of programs write such."""
+        return not self.certain and ".json" in (ending.lower() for ending in self.files[0].suffixes)
 
 
 def find_logs(path: Path) -> list[LogFiles]:
@@ -63,7 +72,8 @@ def find_logs(path: Path) -> list[LogFiles]:
     if not found:
         raise ConfigError(
             f"{path}: no file below it could be a training log; looked for {STATE_FILE}, TensorBoard event files, and "
-            "names that end in .jsonl, .csv, .tsv, .log, .out or .txt; name the file itself if it is called otherwise"
+            "names that end in .jsonl, .json, .csv, .tsv, .log, .out or .txt; name the file itself if it is called "
+            "otherwise"
         )
     return found
 
@@ -108,7 +118,9 @@ def _plain_files(folder: Path, files: list[Path]) -> Iterator[LogFiles]:
     if events:
         yield LogFiles(name=str(folder), files=events, certain=True)
     for path in files:
-        if path not in events and _LOOKS_LIKE_A_LOG.search(path.name):
+        # A state of the Trainer was taken already, or a newer one that has all of it.
+        known = path in events or path.name == STATE_FILE or _OF_A_MODEL.search(path.name)
+        if _LOOKS_LIKE_A_LOG.search(path.name) and not known:
             yield LogFiles(name=str(path), files=(path,), certain=False)
 
 

@@ -14,7 +14,7 @@ from hpc_resume.errors import ConfigError
 from hpc_resume.loss_logs.curve import LossCurve, NoCurveError
 from hpc_resume.loss_logs.numbers import step_number
 from hpc_resume.loss_logs.opening import open_text
-from hpc_resume.loss_logs.rows import Row, curve_of_rows
+from hpc_resume.loss_logs.rows import Row, curves_of_rows
 
 _HISTORIES = ("log_history", "history", "logs", "log", "train", "metrics")
 
@@ -36,7 +36,7 @@ def read_json(path: Path) -> list[LossCurve]:
     rows = _rows_in(document)
     if rows is None:
         raise NoCurveError("its JSON holds no list of rows, such as the `log_history` of a trainer_state.json")
-    return [curve_of_rows(str(path), rows)]
+    return curves_of_rows(str(path), rows)
 
 
 def _rows_in(document: Any) -> list[Row] | None:
@@ -65,7 +65,8 @@ def read_json_lines(paths: Iterable[Path], name: str) -> list[LossCurve]:
                     wrong += 1
     if len(rows) < wrong or not rows:
         raise NoCurveError("its lines are no JSON objects")
-    return [curve_of_rows(name, rows, [f"{wrong} lines are no JSON objects and are left out"] if wrong else [])]
+    notes = [f"lines left out because they are no JSON objects: {wrong}"] if wrong else []
+    return curves_of_rows(name, rows, notes)
 
 
 def _row(line: str) -> Row | None:

@@ -20,6 +20,11 @@ def number(value: Any) -> float | None:
         return float("inf") if isinstance(value, int) and value > 0 else float("-inf")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 point`, `1,200 points`, `2 near misses`."""
+    return f"{number:,} {noun if number == 1 else f'{noun}es' if noun.endswith('s') else f'{noun}s'}"
+
+
 def step_number(value: Any) -> int | None:
     """Return a step: a whole number from 0 on, however it is spelled (`10`, `10.0`, `1e1`); None for anything else."""
     found = number(value)

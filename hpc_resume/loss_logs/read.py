@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_resume.errors import ConfigError
@@ -12,9 +13,12 @@ from hpc_resume.loss_logs.event_files import is_event_file, read_event_files
 from hpc_resume.loss_logs.find import STATE_FILE, LogFiles, find_logs
 from hpc_resume.loss_logs.json_logs import read_json, read_json_lines
 from hpc_resume.loss_logs.numbers import number
-from hpc_resume.loss_logs.opening import head_of
+from hpc_resume.loss_logs.opening import cut_off, head_of
 from hpc_resume.loss_logs.tables import is_header, read_columns, read_csv
 from hpc_resume.loss_logs.text_log import read_text_log
+
+LARGEST_UNASKED_BYTES = 1 << 28
+"""A larger JSON file is read only if somebody names it: it would be held in memory as a whole, and hardly be a log."""
 
 Reader = Callable[[Path], list[LossCurve]]
 
@@ -46,17 +50,30 @@ def read_log(log: LogFiles) -> list[LossCurve]:
             if path.is_dir():
                 # A folder that could not be searched stands for itself; this says why.
                 any(path.iterdir())
+        _refuse_huge(log)
         if all(is_event_file(path) for path in log.files):
             return read_event_files(log.files, log.name)
         if len(log.files) > 1:
             return read_json_lines(log.files, log.name)
-        return _read_file(log.files[0], log.name)
+        return _noted(_read_file(log.files[0], log.name), log.files[0])
     except NoCurveError as error:
         raise NoCurveError(f"{place}: {_one_line(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"{place}: {_one_line(error)}") from error
     except OSError as error:
         raise ConfigError(f"{place}: it can't be read: {error.strerror or error}") from error
+
+
+def _refuse_huge(log: LogFiles) -> None:
+    if log.may_be_anything and log.files[0].stat().st_size > LARGEST_UNASKED_BYTES:
+        raise NoCurveError(f"it has more than {LARGEST_UNASKED_BYTES >> 20} MiB; name it to have it read")
+
+
+def _noted(curves: list[LossCurve], path: Path) -> list[LossCurve]:
+    if not cut_off(path):
+        return curves
+    note = "the compressed file is cut off; what could be decompressed is used"
+    return [replace(curve, notes=(note, *curve.notes)) for curve in curves]
 
 
 def _one_line(error: Exception) -> str:
@@ -66,11 +83,16 @@ def _one_line(error: Exception) -> str:
 def _read_file(path: Path, name: str) -> list[LossCurve]:
     """Try the formats that the file may have, the likeliest first; the first complaint is the one that is told."""
     first: NoCurveError | None = None
+    least: NoCurveError | None = None
     for reader in _readers(path, head_of(path), name):
         try:
             return reader(path)
+        except _NoJsonError as error:
+            # It only began like JSON: what is wrong with it as such is told if there is nothing else to tell.
+            least = error
         except NoCurveError as error:
             first = first or error
+    first = first or least
     raise NoCurveError(f"{first}; what is known are {FORMATS}") from first
 
 
@@ -107,8 +129,14 @@ def _readers(path: Path, head: str, name: str) -> Iterator[Reader]:
 def _json_if_it_is(path: Path) -> list[LossCurve]:
     try:
         return read_json(path)
+    except NoCurveError:
+        raise
     except ConfigError as error:
-        raise NoCurveError(str(error)) from error
+        raise _NoJsonError(str(error)) from error
+
+
+class _NoJsonError(NoCurveError):
+    """What looked like JSON is none."""
 
 
 def _is_object(line: str) -> bool:

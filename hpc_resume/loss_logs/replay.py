@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hpc_resume.loss_logs.curve import LossCurve
 from hpc_resume.monitor import Monitor, MonitorSettings, Observation, Verdict
 
 
-def replay(curve: LossCurve, settings: MonitorSettings) -> list[Verdict]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """What the monitor said about a curve."""
+
+    verdicts: tuple[Verdict, ...]
+    """In the order in which it said it."""
+
+    at_end: Verdict | None = None
+    """The last of them, if it was reached only because the log ends: what was still being watched was judged then."""
+
+
+def replay(curve: LossCurve, settings: MonitorSettings) -> Replay:
     """Return everything that the monitor would have said about a curve, in the order in which it would have.
 
     A live run would have gone back at the first incident. Here the same monitor simply goes on with what was logged,
@@ -16,7 +28,8 @@ def replay(curve: LossCurve, settings: MonitorSettings) -> list[Verdict]:
     """
     monitor = Monitor(settings)
     spoken = [monitor.observe(observation) for observation in observations(curve)]
-    return [verdict for verdict in (*spoken, monitor.close()) if verdict is not None]
+    at_end = monitor.close()
+    return Replay(verdicts=tuple(verdict for verdict in (*spoken, at_end) if verdict is not None), at_end=at_end)
 
 
 def observations(curve: LossCurve) -> Iterator[Observation]:

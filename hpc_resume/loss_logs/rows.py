@@ -1,13 +1,15 @@
-"""Rows of named values, as most formats come down to, become one curve."""
+"""Rows of named values, as most formats come down to, become curves."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_resume.loss_logs import names
-from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError, make_curve
+from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError
+from hpc_resume.loss_logs.lives import make_curves
 from hpc_resume.loss_logs.numbers import number, step_number
 
 Row = Mapping[str, Any]
@@ -16,6 +18,7 @@ _KIND_KEYS = ("split", "mode", "phase", "stage", "subset")
 """Where some logs say whether a row is of training or of an evaluation."""
 
 _MOST_NAMED = 8
+_LONGEST_VALUE = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +31,8 @@ class Columns:
     loss_scale: str | None
 
 
-def curve_of_rows(name: str, rows: Iterable[Row], notes: Iterable[str] = ()) -> LossCurve:
-    """Return the curve that the rows of one training make.
+def curves_of_rows(name: str, rows: Iterable[Row], notes: Iterable[str] = ()) -> list[LossCurve]:
+    """Return the curves that the rows of one log make; at least one.
 
     Raises:
         NoCurveError: no row has a training loss; it names what they have.
@@ -42,11 +45,11 @@ def curve_of_rows(name: str, rows: Iterable[Row], notes: Iterable[str] = ()) -> 
     if names.plain(columns.loss) not in names.LOSS:
         said.append(f"the loss is taken from {columns.loss!r}")
     if nulls := sum(columns.loss in row and row[columns.loss] is None for row in usable):
-        said.append(f"{nulls} rows without a value for the loss (null) are left out")
-    curve = make_curve(name, _points(usable, columns), said)
-    if curve is None:
+        said.append(f"rows left out because they have no value for the loss (null): {nulls}")
+    curves = make_curves(name, _points(usable, columns), said)
+    if not curves:
         raise NoCurveError(f"none of {len(usable)} rows has both a step ({columns.step}) and a loss ({columns.loss})")
-    return curve
+    return curves
 
 
 def columns_of(rows: Sequence[Row]) -> Columns:
@@ -59,6 +62,8 @@ def columns_of(rows: Sequence[Row]) -> Columns:
     training = [name for name in known if not names.is_evaluation(name)]
     loss = _fullest(rows, names.ranked(training, names.LOSS)) or _fullest(rows, names.like_a_loss(training))
     if loss is None:
+        if unusable := _not_in_numbers(rows, training):
+            raise NoCurveError(f"there is no training loss in it: {unusable}")
         few = ", ".join(known[:_MOST_NAMED]) + (", ..." if len(known) > _MOST_NAMED else "")
         found = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'} with {few}" if known else "no rows"
         raise NoCurveError(f"there is no training loss in it, only {found}")
@@ -70,6 +75,17 @@ def columns_of(rows: Sequence[Row]) -> Columns:
         grad_norm=_fullest(with_loss, names.ranked(training, names.GRAD_NORM), least_share=0.0),
         loss_scale=_fullest(with_loss, names.ranked(training, names.LOSS_SCALE), least_share=0.0),
     )
+
+
+def _not_in_numbers(rows: Sequence[Row], training: list[str]) -> str | None:
+    """Say what stands where the loss should be, if there is such a place and anything stands there."""
+    for name in (*names.ranked(training, names.LOSS), *names.like_a_loss(training)):
+        text = next((str(row[name]) for row in rows if row.get(name) not in (None, "")), None)
+        if text is not None:
+            comma = re.fullmatch(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?", text.strip())
+            advice = "; write its decimals with a point" if comma else ""
+            return f"{name!r} has no numbers, but {text[:_LONGEST_VALUE]!r}{advice}"
+    return None
 
 
 def _is_left_out(row: Row) -> bool:

@@ -4,6 +4,8 @@
 - llm.c: `step 12/9536 | loss 7.123456 (+0.12z)| norm 1.2345 (+0.50z)| lr ...`, and its `main.log`: `s:12 trl:7.1 ...`
 - modded-nanogpt: `step:100/5100 train_loss:4.3210 train_time:...`
 - build-nanogpt's `log.txt`: `100 train 4.321`
+- the progress bars of Lightning: `Epoch 1: 8%|8 | 50/600 [00:09<01:44, 5.2it/s, v_num=3, train_loss=2.3]`, in which a
+  step is a batch, counted anew in each epoch
 
 Lines with a validation loss are evaluations, also where they have a training loss beside it, as nanoGPT's
 `step 250: train loss 2.1, val loss 2.2`: that one is not of the step but of many batches.
@@ -27,6 +29,9 @@ _LOSS = re.compile(
     re.IGNORECASE,
 )
 _GRAD_NORM = re.compile(r"(?<![a-z])(?:grad(?:ient)?[ _]?norm|gnorm|norm)\s*[:=]?\s*" + _NUMBER, re.IGNORECASE)
+_BAR = re.compile(r"(?<!\d)(\d{1,12})/(\d{1,12}) \[([^][]*)\]")
+_EPOCH = re.compile(r"(?<!\w)epoch\s?(\d{1,9})(?!\d)", re.IGNORECASE)
+_IN_BAR = re.compile(r"(?<![\w/.-])(?:train(?:ing)?[_/.-])?loss(?:_step)?=" + _NUMBER, re.IGNORECASE)
 _SHORT = re.compile(r"^s:(\d+) trl:" + _NUMBER, re.IGNORECASE)
 _SHORTEST = re.compile(r"^(\d+) train " + _NUMBER + r"\s*$", re.IGNORECASE)
 
@@ -36,7 +41,13 @@ def parse(line: str) -> dict[str, Any] | None:
     short = _SHORT.match(line) or _SHORTEST.match(line)
     if short is not None:
         return _row(short.group(1), short.group(2), line)
-    if "loss" not in line.lower() or _EVALUATION.search(line):
+    if "loss" not in line.lower():
+        return None
+    if (bar := _BAR.search(line)) is not None and (found := _IN_BAR.search(bar.group(3))) is not None:
+        epoch = _EPOCH.search(line, 0, bar.start())
+        before = int(epoch.group(1)) * int(bar.group(2)) if epoch is not None else 0
+        return _row(str(before + int(bar.group(1))), found.group(1), bar.group(3))
+    if _EVALUATION.search(line):
         return None
     # Each run of spaces becomes one: the patterns could divide a long one up in very many ways.
     line = " ".join(line.split())

@@ -12,17 +12,18 @@ from pathlib import Path
 
 from hpc_resume.errors import ConfigError
 from hpc_resume.loss_logs import names
-from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError, make_curve
+from hpc_resume.loss_logs.curve import LoggedPoint, LossCurve, NoCurveError
+from hpc_resume.loss_logs.lives import make_curves
 from hpc_resume.loss_logs.numbers import number, step_number
 from hpc_resume.loss_logs.opening import open_text
-from hpc_resume.loss_logs.rows import Row, curve_of_rows
+from hpc_resume.loss_logs.rows import Row, curves_of_rows
 
 _SEPARATORS = ",;\t"
 _BETWEEN_RUN_AND_METRIC = " - "
 
 
 def read_csv(path: Path) -> list[LossCurve]:
-    """Read a table with a header: one curve, or one for each run of a wandb export.
+    """Read a table with a header: one log, or one for each run of a wandb export.
 
     Raises:
         NoCurveError: there is no header, or none of its names means a training loss.
@@ -40,7 +41,7 @@ def read_csv(path: Path) -> list[LossCurve]:
             raise ConfigError(f"it can't be read as CSV: {error}") from error
     groups = _groups(header)
     if not groups:
-        return [curve_of_rows(str(path), rows)]
+        return curves_of_rows(str(path), rows)
     return list(_curves_of_runs(path, rows, groups))
 
 
@@ -71,12 +72,12 @@ def _curves_of_runs(path: Path, rows: list[dict[str, str]], groups: dict[str, di
         chosen = {name: name for name in shared} | columns
         own: list[Row] = [{short: row.get(column) for short, column in chosen.items()} for row in rows]
         try:
-            curve = curve_of_rows(f"{path}: {run}", own)
+            curves = curves_of_rows(f"{path}: {run}", own)
         except NoCurveError as error:
             refused = error
             continue
         found = True
-        yield curve
+        yield from curves
     if not found:
         raise refused or NoCurveError("there is no row below its header")
 
@@ -89,10 +90,10 @@ def read_columns(path: Path) -> list[LossCurve]:
     """
     with open_text(path) as file:
         points = list(_points(file))
-    curve = make_curve(str(path), points)
-    if curve is None:
+    curves = make_curves(str(path), points)
+    if not curves:
         raise NoCurveError("it has no lines of `step loss [grad_norm]`")
-    return [curve]
+    return curves
 
 
 def _points(lines: Iterable[str]) -> Iterator[LoggedPoint]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import json
+import lzma
+import random
 import sys
 import time
 from pathlib import Path
@@ -33,8 +36,13 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "a table of something else": ("a.csv", b"name,age\nx,3\n", "no training loss"),
     "prose": ("a.txt", b"Once upon a time\nthere was a loss.\n", "in a form that is known"),
     "columns of something else": ("a.txt", b"1 2 3 4 5\n6 7 8 9 10\n", "step loss"),
-    "cut off compression": ("a.csv.gz", gzip.compress(b"step,loss\n1,2\n" * 4000)[:60], "damaged or cut off"),
-    "compression of garbage": ("a.csv.gz", b"\x1f\x8b" + b"garbage" * 20, "damaged or cut off"),
+    "compression that is cut off at once": ("a.csv.gz", gzip.compress(b"step,loss\n1,2\n")[:12], "in its first line"),
+    "compression of garbage": ("a.csv.gz", b"\x1f\x8b" + b"garbage" * 20, "damaged"),
+    "xz": ("a.csv.xz", lzma.compress(b"step,loss\n1,2\n"), "compressed by xz; decompress it first: xz -dk "),
+    "zstd": ("a.csv.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "compressed by zstd; decompress it first: zstd -d "),
+    "bzip2": ("a.csv.bz2", bz2.compress(b"step,loss\n1,2\n"), "compressed by bzip2; decompress it first"),
+    "decimal commas": ("a.csv", b"step;loss\n1;2,5\n2;2,25\n", "'loss' has no numbers, but '2,5'; write its decimals"),
+    "a text log that begins with a bracket": ("a.log", b"[rank0] hello\n[rank0] bye\n", "no line of it has a step"),
     "an empty event file": ("events.out.tfevents.1", b"", "empty"),
     "an event file of garbage": ("events.out.tfevents.1", b"garbage" * 100, "TensorBoard event file"),
     "an event file of zeros": ("events.out.tfevents.1", bytes(160), "TensorBoard event file"),
@@ -69,6 +77,23 @@ def test_a_file_without_a_loss_is_told_from_one_that_can_not_be_read(tmp_path: P
     with pytest.raises(ConfigError) as caught:
         read_curves(tmp_path / "trainer_state.json")
     assert not isinstance(caught.value, NoCurveError)
+
+
+def test_of_a_gzip_file_that_is_cut_off_the_whole_lines_are_read_and_that_is_said(tmp_path: Path) -> None:
+    noise = random.Random(1)
+    text = "".join(f"{step} {3 + noise.random()}\n" for step in range(1, 2001))
+    packed = gzip.compress(text.encode())
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    (curve,) = read_curves(path)
+    lines = [line.split() for line in text.splitlines()]
+    expected = [(int(step), float(loss)) for step, loss in lines[: len(curve.points)]]
+    assert 500 < len(curve.points) < 1500
+    assert [(point.step, point.loss) for point in curve.points] == expected
+    assert curve.notes == ("the compressed file is cut off; what could be decompressed is used",)
+    path.write_bytes(packed)
+    (whole,) = read_curves(path)
+    assert (len(whole.points), whole.notes) == (2000, ())
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -151,6 +176,8 @@ def test_no_bytes_make_a_reader_raise_anything_else(tmp_path: Path, name: str, d
         "loss step " * 2000,
         "1" * 20_000 + " train " + "1" * 20_000,
         "step " + "1" * 20_000 + " loss " + "1" * 20_000,
+        "\x1b[" * 10_000 + " loss",
+        "1/2 [loss" * 2000,
     ],
     ids=lambda line: line[:12],
 )

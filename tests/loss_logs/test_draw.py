@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -111,7 +112,7 @@ def test_any_curve_can_be_drawn(tmp_path: Path, losses: list[float]) -> None:
 def panel() -> Callable[[list[float], MonitorSettings], Panel]:
     def made(losses: list[float], settings: MonitorSettings) -> Panel:
         curve = LossCurve(name="curve", points=tuple(points(losses)))
-        return make_panel(curve, replay(curve, settings), "")
+        return make_panel(curve, replay(curve, settings).verdicts, "")
 
     return made
 
@@ -123,6 +124,42 @@ def test_the_curve_is_told_apart_from_the_first_incident_on(
     assert [step for step, _ in made.before.loss] == [1, 2, 3, 4]
     assert [step for step, _ in made.after.loss] == [4, 5]
     assert [(mark.verdict.onset_step, mark.onset_loss, mark.loss) for mark in made.marks] == [(3, 9.0, 9.0)]
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect all that is written into pictures."""
+    from matplotlib.text import Text
+
+    seen: list[str] = []
+    draw_text = Text.draw
+
+    def collect(self: Any, renderer: Any) -> None:
+        seen.append(self.get_text())
+        draw_text(self, renderer)
+
+    monkeypatch.setattr(Text, "draw", collect)
+    return seen
+
+
+def test_the_legend_says_what_pale_and_dark_lines_and_faded_marks_are(tmp_path: Path, words: list[str]) -> None:
+    curve = LossCurve(name="long", points=tuple(points([2 + math.sin(step) for step in range(5000)])))
+    marks = [verdict("near_miss", 90, 99), verdict("incident", 2000, 2010), verdict("incident", 3000, 3010)]
+    draw([make_panel(curve, marks, "")], tmp_path / "a.png")
+    assert {"loss", "its median", "past the first incident", "its median there"} <= set(words)
+    assert {"near miss (1)", "incident (1)", "incident past the first incident"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("incident_at", "told"), [(20, True), (41, False), (None, True)], ids=["before it", "it itself", "no incident"]
+)
+def test_a_loss_that_is_no_number_is_named_where_the_first_incident_does_not(
+    tmp_path: Path, words: list[str], incident_at: int | None, told: bool
+) -> None:
+    curve = LossCurve(name="gap", points=tuple(points([*[2.0] * 40, *[math.nan] * 10, *[2.0] * 9])))
+    marks = [] if incident_at is None else [verdict("incident", incident_at, incident_at)]
+    draw([make_panel(curve, marks, "")], tmp_path / "a.png")
+    assert ("NaN or infinite since step 41" in words) is told
 
 
 def test_more_curves_than_can_be_looked_at_are_refused(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_resume.errors import ConfigError
-from hpc_resume.loss_logs import find_logs, read_curves
+from hpc_resume.loss_logs import NoCurveError, find_logs, read_curves, read_log
+from hpc_resume.loss_logs.read import LARGEST_UNASKED_BYTES
 
 
 def write(path: Path, text: str = "1 2.5\n2 2.25\n") -> Path:
@@ -55,11 +56,53 @@ def test_what_the_trainer_tells_tensorboard_is_the_same_training(tmp_path: Path)
 
 
 def test_files_are_found_in_folders_below_by_their_names(tmp_path: Path) -> None:
-    names = ["a/train.log", "a/deep/er/b.jsonl.gz", "c.csv", "d.tsv", "slurm-1.out", "log.txt", "f/train_log.json"]
-    for name in (*names, "a/model.safetensors", "config.json", "train.py", ".hidden/e.log", "README.md"):
+    names = [
+        "a/train.log",
+        "a/deep/er/b.jsonl.gz",
+        "c.csv",
+        "d.tsv",
+        "slurm-1.out",
+        "log.txt",
+        "f/train_log.json",
+        "mine.json",
+    ]
+    for name in (
+        *names,
+        "a/model.safetensors",
+        "config.json",
+        "a/tokenizer.json",
+        "m.safetensors.index.json",
+        "train.py",
+        ".hidden/e.log",
+        "README.md",
+    ):
         write(tmp_path / name)
     assert sorted(found(tmp_path)) == sorted(names)
     assert not any(log.certain for log in find_logs(tmp_path))
+
+
+def test_logs_that_are_compressed_otherwise_are_found_so_that_somebody_hears_of_them(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv.xz")
+    assert found(tmp_path) == ["a.csv.xz"]
+
+
+def test_only_json_that_nobody_named_may_be_anything(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.json")
+    write(tmp_path / "a.csv")
+    assert [(log.files[0].name, log.may_be_anything) for log in find_logs(tmp_path)] == [
+        ("a.csv", False),
+        ("mine.json", True),
+    ]
+    assert not find_logs(path)[0].may_be_anything
+
+
+def test_huge_json_is_read_only_if_somebody_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    with path.open("wb") as file:
+        file.truncate(LARGEST_UNASKED_BYTES + 1)
+    (log,) = find_logs(tmp_path)
+    with pytest.raises(NoCurveError, match="more than 256 MiB; name it"):
+        read_log(log)
 
 
 def test_a_link_that_leads_back_and_a_pipe_are_left_alone(tmp_path: Path) -> None:

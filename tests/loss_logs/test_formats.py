@@ -105,6 +105,21 @@ PRINTED = """\
 {'train_runtime': 12.5, 'train_loss': 2.25, 'epoch': 0.03}
 """
 
+TORCHTITAN = "".join(
+    f"[rank0]:[titan] 2025-03-01 10:00:0{step},123 - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss: {loss:7.4f}  "
+    "\x1b[33mmemory: 30.5GiB(32%)  \x1b[34mtps: 7,500  \x1b[35mmfu: 40.1%\x1b[39m\n"
+    for step, loss in ((1, 8.25), (2, 8.125))
+)
+
+LIGHTNING = """\
+Epoch 0:   0%|          | 0/2 [00:00<?, ?it/s]
+Epoch 0:  50%|#####     | 1/2 [00:01<00:01, 5.2it/s, v_num=3, train_loss=2.500]
+Epoch 0: 100%|##########| 2/2 [00:02<00:00, 5.2it/s, v_num=3, train_loss=2.250]
+Epoch 1:  50%|#####     | 1/2 [00:01<00:01, 5.2it/s, v_num=3, train_loss_step=nan, val_loss=9.0]
+Validation DataLoader 0: 100%|##########| 1/1 [00:00<00:00, 3.1it/s]
+Epoch 1: 100%|##########| 2/2 [00:02<00:00, 5.2it/s, v_num=3, val_loss=9.0, train_loss_step=2.125]
+"""
+
 CASES: dict[str, tuple[str, str, list[tuple[int, float]], list[float | None]]] = {
     "trainer state": ("trainer_state.json", json.dumps(STATE), STATE_PAIRS, [1.5, 0.75, 0.5, 0.5]),
     "trainer state, indented": ("trainer_state.json", json.dumps(STATE, indent=2), STATE_PAIRS, [1.5, 0.75, 0.5, 0.5]),
@@ -203,6 +218,13 @@ CASES: dict[str, tuple[str, str, list[tuple[int, float]], list[float | None]]] =
         "[2024-01-01 10:00:09] Epoch 1, step 20: loss = 1.25e-1, grad norm = 0.25 (3 s/step)\n",
         [(10, 2.5), (20, 0.125)],
         [0.5, 0.25],
+    ),
+    "torchtitan in colours": ("titan.log", TORCHTITAN, [(1, 8.25), (2, 8.125)], [None, None]),
+    "Lightning's progress bars": (
+        "a.log",
+        LIGHTNING,
+        [(1, 2.5), (2, 2.25), (3, math.nan), (4, 2.125)],
+        [None] * 4,
     ),
     "printed mappings": ("train.log", PRINTED, [(1, 2.5), (2, 2.25), (3, 2.0)], [1.25, 1.125, 0.5]),
 }
@@ -320,7 +342,7 @@ def test_a_training_that_was_started_anew_replaces_everything(write: Write) -> N
 def test_a_log_that_is_still_being_written_is_read_up_to_its_torn_line(write: Write) -> None:
     curve = one(write("a.jsonl", '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n{"step": 3, "lo'))
     assert pairs(curve) == [(1, 2.5), (2, 2.25)]
-    assert any("1 lines are no JSON" in note for note in curve.notes)
+    assert curve.notes == ("lines left out because they are no JSON objects: 1",)
 
 
 def test_progress_bars_and_other_encodings_do_no_harm(tmp_path: Path) -> None:

@@ -23,16 +23,16 @@ def quiet(steps: int) -> list[float]:
 
 
 def test_nothing_is_said_about_a_quiet_curve() -> None:
-    assert replay(curve(quiet(500)), DEFAULTS) == []
+    assert replay(curve(quiet(500)), DEFAULTS).verdicts == ()
 
 
 def test_a_loss_that_is_not_a_number_is_an_incident_at_once() -> None:
-    verdicts = replay(curve([*quiet(100), math.nan, *quiet(100)]), DEFAULTS)
+    verdicts = replay(curve([*quiet(100), math.nan, *quiet(100)]), DEFAULTS).verdicts
     assert (verdicts[0].kind, verdicts[0].onset_step, verdicts[0].step) == ("incident", 101, 101)
 
 
 def test_a_rise_that_stays_is_an_incident_since_its_first_step() -> None:
-    verdicts = replay(curve([*quiet(200), *(9 + loss for loss in quiet(60))]), DEFAULTS)
+    verdicts = replay(curve([*quiet(200), *(9 + loss for loss in quiet(60))]), DEFAULTS).verdicts
     first = next(verdict for verdict in verdicts if verdict.is_incident)
     assert first.onset_step == 201
     assert 201 <= first.step <= 220
@@ -41,15 +41,24 @@ def test_a_rise_that_stays_is_an_incident_since_its_first_step() -> None:
 def test_the_settings_decide() -> None:
     losses = [3.0, 3.0, 5.0, 5.0, 3.0]
     settings = MonitorSettings(loss_watchdog_threshold=4.0, loss_watchdog_patience=2)
-    (verdict,) = replay(curve(losses), settings)
+    (verdict,) = replay(curve(losses), settings).verdicts
     assert (verdict.detector, verdict.onset_step, verdict.step) == ("threshold", 3, 4)
-    assert replay(curve(losses), DEFAULTS) == []
+    assert replay(curve(losses), DEFAULTS).verdicts == ()
 
 
 def test_an_anomaly_at_the_very_end_is_judged_as_at_the_end_of_a_run() -> None:
     settings = MonitorSettings(loss_watchdog_threshold=4.0, loss_watchdog_patience=3)
-    (verdict,) = replay(curve([3.0, 3.0, 5.0]), settings)
+    replayed = replay(curve([3.0, 3.0, 5.0]), settings)
+    (verdict,) = replayed.verdicts
     assert (verdict.kind, verdict.onset_step) == ("incident", 3)
+    assert replayed.at_end is verdict
+
+
+def test_what_was_called_while_the_log_went_on_is_not_of_its_end() -> None:
+    settings = MonitorSettings(loss_watchdog_threshold=4.0, loss_watchdog_patience=2)
+    replayed = replay(curve([3.0, 5.0, 5.0]), settings)
+    assert len(replayed.verdicts) == 1
+    assert replayed.at_end is None
 
 
 def test_it_is_what_a_live_monitor_says_of_the_same_steps() -> None:
@@ -59,9 +68,9 @@ def test_it_is_what_a_live_monitor_says_of_the_same_steps() -> None:
         live.observe(Observation(step=step, start_position=step - 1, position=step, loss=loss))
         for step, loss in enumerate(losses, 1)
     ]
-    expected = [verdict for verdict in (*said, live.close()) if verdict is not None]
+    expected = tuple(verdict for verdict in (*said, live.close()) if verdict is not None)
     assert expected
-    assert replay(curve(losses), DEFAULTS) == expected
+    assert replay(curve(losses), DEFAULTS).verdicts == expected
 
 
 def test_each_point_stands_for_the_steps_since_the_one_before() -> None:
