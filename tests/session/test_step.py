@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training import environment
+from support.training import launch_ranks
 
-ROOT = Path(__file__).parents[2]
 SICK_STEP = 5
 """The step in which rank 1 loses its weights."""
 
@@ -20,16 +17,7 @@ SICK_STEP = 5
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     folder = tmp_path_factory.mktemp("step")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(Path(__file__).with_name("step_ranks.py")), str(folder)],
-        env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    launch_ranks(Path(__file__).with_name("step_ranks.py"), folder, 2)
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
 
 

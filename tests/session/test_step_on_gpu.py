@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.training import environment
+from support.training import launch_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
 
-ROOT = Path(__file__).parents[2]
 STEPS = 10
 
 
@@ -22,16 +19,7 @@ STEPS = 10
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the rank saw."""
     folder = tmp_path_factory.mktemp("gpu")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=0"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(Path(__file__).with_name("step_on_gpu.py")), str(folder)],
-        env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    launch_ranks(Path(__file__).with_name("step_on_gpu.py"), folder, 1)
     found: dict[str, Any] = json.loads((folder / "seen.json").read_text())
     return found
 

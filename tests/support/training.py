@@ -150,3 +150,18 @@ def status(outcome: Outcome) -> list[dict[str, Any]]:
     output, _ = start("status", str(outcome.folder.path), "--json").communicate(timeout=60)
     found: list[dict[str, Any]] = json.loads(output)
     return found
+
+
+def launch_ranks(script: Path, folder: Path, ranks: int) -> None:
+    """Run a script of a test with so many real ranks, which write what they saw into the folder."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), str(folder)],
+        env={**environment(), "PYTHONPATH": f"{root}:{root / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
